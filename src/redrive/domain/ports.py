@@ -1,0 +1,85 @@
+"""Protocols through which the layers meet; they are wired together in ``redrive.app``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from redrive.domain.delivery import Closed, Closing, Lease
+from redrive.domain.outcome import Outcome
+from redrive.domain.policy import Policy
+
+
+class Handler(Protocol):
+    """What executes deliveries of one name."""
+
+    @property
+    def name(self) -> str:
+        """The name that deliveries carry."""
+        ...
+
+    @property
+    def envelope_versions(self) -> frozenset[int]:
+        """The payload versions that this handler can decode; others are never claimed for it."""
+        ...
+
+    async def execute(self, lease: Lease) -> Outcome:
+        """Run one attempt. May raise: the worker turns that into ``retryable``/``handler_error``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """What one pass of the reaper did."""
+
+    expired_leases: int = 0
+    expired_ages: int = 0
+    more: bool = False
+    """The pass was full: there may be more."""
+
+
+class WorkLedger(Protocol):
+    """What a worker asks of a ledger. Every method is one durable transaction, and safe to repeat."""
+
+    async def register_worker(self, name: str, routes: Iterable[tuple[str, int]]) -> int:
+        """A new worker's number, for its leases."""
+        ...
+
+    async def retire_worker(self, worker: int) -> None:
+        """The worker stopped; its unexpired leases stay and will expire."""
+        ...
+
+    async def reserve(
+        self, worker: int, routes: Sequence[tuple[str, int]], limit: int, lease_us: int
+    ) -> list[Lease]:
+        """Charge and lease up to ``limit`` due deliveries of these (handler, envelope version) routes."""
+        ...
+
+    async def close_attempts(self, worker: int, closings: Sequence[Closing]) -> list[Closed]:
+        """Record outcomes, one result per closing, in order."""
+        ...
+
+    async def extend(self, worker: int, leases: Sequence[tuple[int, int]], lease_us: int) -> set[int]:
+        """Extend (seq, fence) leases; returns the seqs that are no longer held."""
+        ...
+
+    async def reap(self, limit: int, u: Sequence[float], routes: Iterable[tuple[str, int]]) -> Reaped:
+        """End expired leases as ``unknown``/``worker_lost`` and waiting work past its age budget."""
+        ...
+
+    async def overdue(self) -> bool:
+        """Whether any lease or age budget has run out."""
+        ...
+
+    async def next_due(self, routes: Sequence[tuple[str, int]]) -> int | None:
+        """When the next waiting delivery of these routes is due, in ledger microseconds; None if none."""
+        ...
+
+    async def now(self) -> int:
+        """Ledger time, in microseconds UTC."""
+        ...
+
+    async def policy(self, version: int) -> Policy:
+        """The frozen policy behind a version."""
+        ...

@@ -1,0 +1,210 @@
+"""The embedded ledger, behind the methods that the rest of redrive calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import queue
+import socket
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from redrive.domain import identity
+from redrive.domain.delivery import Closed, Closing, Lease
+from redrive.domain.policy import Policy
+from redrive.domain.ports import Reaped
+from redrive.errors import EnvironmentMismatch, LedgerCorrupt, LedgerError
+from redrive.ledger import migrate
+from redrive.ledger.sqlite import work
+from redrive.ledger.sqlite.clock import LedgerClock
+from redrive.ledger.sqlite.connect import connect, path_of, translated
+from redrive.ledger.sqlite.statements import sql
+from redrive.ledger.sqlite.tx import RawTx, Tx
+from redrive.ledger.sqlite.writer import Operation, Writer
+
+T = TypeVar("T")
+_READERS = 4
+_LIVE_US = 120_000_000
+"""A worker seen within this many microseconds counts as live."""
+
+
+def create(url: str, environment: str, clock: LedgerClock | None = None) -> list[migrate.Migration]:
+    """Create the ledger file, or bring an existing one to this release's schema; returns the steps applied."""
+    path = path_of(url)
+    if not path.parent.is_dir():
+        raise LedgerError(f"the folder {path.parent} does not exist", param="ledger", hint="create it first")
+    with contextlib.closing(connect(path, create=True)) as conn:
+        steps = migrate.apply(conn, path, (clock or LedgerClock()).estimate(), environment)
+        _check_environment(conn, path, environment)
+        return steps
+
+
+def _check_environment(conn: sqlite3.Connection, path: Path, environment: str) -> None:
+    with translated(path):
+        row = conn.execute("SELECT environment FROM ledger").fetchone()
+    if row is None:
+        raise LedgerCorrupt(f"ledger {path} has lost its own name")
+    if row[0] != environment:
+        raise EnvironmentMismatch(
+            f"ledger {path} belongs to environment {row[0]!r}, this process is configured for {environment!r}",
+            param="environment",
+            hint="nothing was read or changed; check which ledger, or which configuration, is meant",
+        )
+
+
+class SqliteLedger:
+    """One SQLite file: a writer thread, a pool of read-only connections, and the statements between them.
+
+    Usable from any thread and any event loop. Every writing method is one durable transaction.
+    Opening checks that the file is a ledger of ``environment`` that this release can use.
+    """
+
+    def __init__(self, url: str, environment: str, clock: LedgerClock | None = None) -> None:
+        self.path = path_of(url)
+        self.environment = environment
+        self.clock = clock or LedgerClock()
+        with contextlib.closing(connect(self.path)) as conn:
+            migrate.check(conn, self.path)
+            _check_environment(conn, self.path, environment)
+        self.writer = Writer(self.path, self.clock)
+        self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
+        self._pool: ThreadPoolExecutor | None = None
+        self._policies: dict[int, Policy] = {}
+        self._turn = 0
+        self._closed = False
+
+    def close(self) -> None:
+        """Finish queued writes and close every connection."""
+        if self._closed:
+            return
+        self._closed = True
+        self.writer.close()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+        while True:
+            try:
+                self._readers.get_nowait().close()
+            except queue.Empty:
+                return
+
+    # Transactions for the layers above: enqueue, publish, registry, operator decisions.
+
+    async def transact(self, operation: Operation[T], point: str = "enqueue") -> T:
+        """Run ``operation(tx, now)`` in one durable write transaction."""
+        return await self.writer.run(operation, point)
+
+    def transact_sync(self, operation: Operation[T], point: str = "enqueue") -> T:
+        """As :meth:`transact`, from a thread that may block."""
+        return self.writer.submit(operation, point).result()
+
+    def read_sync(self, query: Callable[[Tx], T]) -> T:
+        """Run ``query(tx)`` on one consistent snapshot, without blocking or being blocked by writers."""
+        if self._closed:
+            raise LedgerError("the ledger is closed")
+        try:
+            conn = self._readers.get_nowait()
+        except queue.Empty:
+            conn = connect(self.path)
+            conn.execute("PRAGMA query_only = ON")
+        try:
+            with translated(self.path):
+                conn.execute("BEGIN")
+                try:
+                    return query(RawTx(conn))
+                finally:
+                    conn.execute("ROLLBACK")
+        finally:
+            if self._closed or self._readers.qsize() >= _READERS:
+                conn.close()
+            else:
+                self._readers.put(conn)
+
+    async def read(self, query: Callable[[Tx], T]) -> T:
+        """As :meth:`read_sync`, without blocking the event loop."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="redrive-reader")
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self.read_sync, query)
+
+    # domain.ports.WorkLedger
+
+    async def register_worker(self, name: str, routes: Iterable[tuple[str, int]]) -> int:
+        from redrive import __version__
+
+        row = (name, socket.gethostname(), os.getpid(), __version__, json.dumps(sorted(routes)))
+
+        def operation(tx: RawTx, now: int) -> int:
+            number: int = tx.rows(sql("worker_insert"), (*row, now))[0][0]
+            return number
+
+        return await self.writer.run(operation, "worker")
+
+    async def retire_worker(self, worker: int) -> None:
+        await self.writer.run(lambda tx, now: tx.run(sql("worker_stopped"), (worker, now)), "worker")
+
+    async def reserve(
+        self, worker: int, routes: Sequence[tuple[str, int]], limit: int, lease_us: int
+    ) -> list[Lease]:
+        if limit <= 0 or not routes:
+            return []
+        self._turn += 1
+        first = self._turn % len(routes)
+        # No handler's backlog may keep the others from ever being claimed: each claim starts at another one.
+        numbers = [identity.route_of(*route) for route in (*routes[first:], *routes[:first])]
+        return await self.writer.run(
+            lambda tx, now: work.reserve(tx, now, worker, numbers, limit, lease_us), "reserve"
+        )
+
+    async def close_attempts(self, worker: int, closings: Sequence[Closing]) -> list[Closed]:
+        return await self.writer.run(
+            lambda tx, now: work.close(tx, now, worker, closings, self.policy_in), "close"
+        )
+
+    async def extend(self, worker: int, leases: Sequence[tuple[int, int]], lease_us: int) -> set[int]:
+        return await self.writer.run(lambda tx, now: work.extend(tx, now, worker, leases, lease_us), "extend")
+
+    async def reap(self, limit: int, u: Sequence[float], routes: Iterable[tuple[str, int]]) -> Reaped:
+        own = frozenset(routes)
+
+        def operation(tx: RawTx, now: int) -> Reaped:
+            known = set(own)
+            for (text,) in tx.rows(sql("worker_live"), (now - _LIVE_US,)):
+                known.update((handler, version) for handler, version in json.loads(text))
+            return work.reap(tx, now, limit, u, frozenset(known), self.policy_in)
+
+        return await self.writer.run(operation, "reap")
+
+    async def overdue(self) -> bool:
+        """Whether the reaper has anything to do: one cheap read, so that an idle worker writes nothing."""
+        now = self.clock.estimate()
+        return await self.read(lambda tx: bool(tx.rows(sql("reap_due"), (now,))[0][0]))
+
+    async def next_due(self, routes: Sequence[tuple[str, int]]) -> int | None:
+        numbers = [identity.route_of(*route) for route in routes]
+
+        def query(tx: Tx) -> int | None:
+            times = [tx.rows(sql("next_due"), (number,))[0][0] for number in numbers]
+            return min((at for at in times if at is not None), default=None)
+
+        return await self.read(query)
+
+    async def now(self) -> int:
+        stored = await self.read(lambda tx: int(tx.rows(sql("clock_read"))[0][0]))
+        return max(stored, self.clock.estimate())
+
+    async def policy(self, version: int) -> Policy:
+        known = self._policies.get(version)
+        return known if known is not None else await self.read(lambda tx: self.policy_in(tx, version))
+
+    def policy_in(self, tx: Tx, version: int) -> Policy:
+        known = self._policies.get(version)
+        if known is None:
+            rows = tx.rows(sql("policy_find"), (version,))
+            if not rows:
+                raise LedgerCorrupt(f"policy {version} is not on the ledger")
+            known = self._policies[version] = Policy.from_spec(rows[0][0])
+        return known

@@ -1,0 +1,1 @@
+SELECT outcome FROM attempt WHERE seq = ?1 AND fence = ?2

@@ -1,0 +1,1 @@
+SELECT spec FROM policy WHERE version = ?1

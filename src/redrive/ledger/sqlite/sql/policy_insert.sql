@@ -1,0 +1,1 @@
+INSERT INTO policy (version, spec) VALUES (?1, ?2) ON CONFLICT (version) DO NOTHING

@@ -1,0 +1,1 @@
+UPDATE worker SET seen_at = ?2 WHERE worker = ?1

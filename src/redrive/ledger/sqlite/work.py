@@ -1,0 +1,329 @@
+"""The worker's side of the ledger: reserve, close, extend, reap. Each function is one transaction's body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from redrive.domain.decide import Decision, Entry, decide, settle
+from redrive.domain.delivery import Cause, Closed, Closing, Disposition, Hold, Lane, Lease, Standing
+from redrive.domain.outcome import WORKER_LOST, Category, Flag, OutcomeKind
+from redrive.domain.policy import Policy
+from redrive.domain.ports import Reaped
+from redrive.ledger.sqlite.statements import sql
+from redrive.ledger.sqlite.tx import Params, RawTx, Tx
+
+PRIORITIES: Final = (0, 1, 2, 3)
+PolicyOf = Callable[[Tx, int], Policy]
+
+_SUCCESS: Final = {
+    OutcomeKind.DELIVERED: int(Disposition.DELIVERED),
+    OutcomeKind.NO_OP: int(Disposition.NO_OP),
+}
+
+
+class _Row(NamedTuple):
+    """``state_find``, in its order."""
+
+    disposition: int
+    generation: int
+    attempt: int
+    max_attempts: int
+    deadline_at: int
+    fence: int
+    leased_by: int | None
+    leased_until: int | None
+    started_at: int | None
+    deferrals: int
+    ambiguous: int
+    cancel_requested: int
+    hold: int
+    last_category: str | None
+    available_at: int
+    handler: str
+    tenant: str
+    scope: str | None
+    destination: str
+    policy_version: int
+
+
+def reserve(
+    tx: RawTx, now: int, worker: int, routes: Sequence[int], limit: int, lease_us: int
+) -> list[Lease]:
+    """Charge and lease up to ``limit`` due deliveries: routes in the order given, then priority, then age."""
+    rows: list[Any] = []
+    select, until = sql("reserve_select"), now + lease_us
+    for route in routes:
+        for priority in PRIORITIES:
+            rows += tx.rows(select, (route, priority, now, limit - len(rows), until))
+            if len(rows) == limit:
+                break
+        if len(rows) == limit:
+            break
+    if not rows:
+        return []
+    seqs = json.dumps([row[0] for row in rows])
+    charged = tx.run(sql("reserve_update"), (seqs, now, worker, until))
+    if charged != len(rows):
+        raise AssertionError(f"reserved {charged} of {len(rows)} selected deliveries")
+    return [Lease._make(row) for row in rows]
+
+
+def close(tx: RawTx, now: int, worker: int, closings: Sequence[Closing], policy_of: PolicyOf) -> list[Closed]:
+    """Record how attempts ended. Successes under a current lease take the short way, in bulk."""
+    short = [c for c in closings if c.outcome.kind in _SUCCESS]
+    if len(short) == len(closings):
+        if _close_successes(tx, now, worker, short):
+            return [Closed.APPLIED] * len(closings)
+        return [close_one(tx, now, worker, c, policy_of) for c in closings]
+    if len(short) > 1 and _close_successes(tx, now, worker, short):
+        return [
+            Closed.APPLIED if c.outcome.kind in _SUCCESS else close_one(tx, now, worker, c, policy_of)
+            for c in closings
+        ]
+    return [close_one(tx, now, worker, c, policy_of) for c in closings]
+
+
+def _close_successes(tx: RawTx, now: int, worker: int, closings: Sequence[Closing]) -> bool:
+    """All of them, or none: False when any is late, repeated or fenced off."""
+    tx.conn.execute("SAVEPOINT successes")
+    changed = tx.many(
+        sql("close_success"),
+        [(_SUCCESS[c.outcome.kind], c.outcome.category, c.seq, c.fence, now) for c in closings],
+    )
+    if changed != len(closings):
+        tx.conn.execute("ROLLBACK TO successes")
+        tx.conn.execute("RELEASE successes")
+        return False
+    tx.many(sql("attempt_insert"), [_attempt_row(c, now, worker, None, c.outcome.flags) for c in closings])
+    tx.conn.execute("RELEASE successes")
+    return True
+
+
+def _attempt_row(c: Closing, now: int, worker: int | None, next_at: int | None, flags: int) -> Params:
+    o = c.outcome
+    return (
+        c.seq,
+        c.fence,
+        c.generation,
+        c.attempt,
+        worker,
+        c.started_at,
+        max(now, c.started_at),
+        c.duration_us,
+        o.kind,
+        o.category,
+        o.status,
+        o.retry_after_us,
+        next_at,
+        c.deferrals,
+        int(flags),
+        o.excerpt,
+    )
+
+
+def close_one(tx: Tx, now: int, worker: int | None, c: Closing, policy_of: PolicyOf) -> Closed:
+    """Record one end against the row as it stands: the fence first, then the disposition (design 2)."""
+    found = tx.rows(sql("state_find"), (c.seq,))
+    if not found:
+        return Closed.MISSING
+    row = _Row._make(found[0])
+    if c.fence == row.fence and row.disposition == Disposition.LEASED:
+        standing = _standing(row)
+        policy = policy_of(tx, row.policy_version)
+        decision = decide(standing, c.outcome, policy, now, c.u, c.min_delay_us)
+        decision = settle(decision, now, row.deadline_at, bool(row.cancel_requested))
+        _apply(tx, now, worker, c, row, decision)
+        return Closed.APPLIED
+    return _late(tx, now, c, row, policy_of)
+
+
+def _standing(row: _Row) -> Standing:
+    return Standing(
+        Disposition(row.disposition),
+        row.attempt,
+        row.max_attempts,
+        row.deadline_at,
+        row.deferrals,
+        bool(row.ambiguous),
+    )
+
+
+def _apply(tx: Tx, now: int, worker: int | None, c: Closing, row: _Row, decision: Decision) -> None:
+    charged = decision.entry is Entry.ATTEMPT
+    waiting = decision.disposition is Disposition.WAITING
+    next_at = now + decision.delay_us if waiting else None
+    if charged:
+        late = (
+            Flag.LATE
+            if row.leased_until is not None and now >= row.leased_until and worker == row.leased_by
+            else 0
+        )
+        if c.outcome is WORKER_LOST:
+            late = 0
+        deferred = c._replace(deferrals=row.deferrals, attempt=row.attempt, generation=row.generation)
+        tx.run(sql("attempt_insert"), _attempt_row(deferred, now, worker, next_at, decision.flags | late))
+    elif row.deferrals == 0 or row.last_category != decision.category:
+        # Repeated deferrals are coalesced: the count is on the state row, then on the attempt that follows.
+        kind = "interrupted" if c.outcome.kind is OutcomeKind.INTERRUPTED else "deferred"
+        _transition(tx, now, c.seq, kind, row.generation, c.fence, decision.category)
+    tx.run(
+        sql("state_close"),
+        (
+            c.seq,
+            c.fence,
+            int(decision.disposition),
+            row.attempt if charged else row.attempt - 1,
+            next_at if next_at is not None else row.available_at,
+            int(Lane.RETRY) if charged and waiting else None,
+            int(decision.hold),
+            0 if charged else row.deferrals + 1,
+            int(decision.ambiguous),
+            decision.category,
+        ),
+    )
+    if decision.disposition is Disposition.DEAD:
+        assert decision.cause is not None
+        bury(tx, now, c.seq, row, decision.cause, decision.category, decision.ambiguous)
+    elif decision.disposition is Disposition.CANCELLED:
+        _transition(tx, now, c.seq, "cancelled", row.generation, c.fence, decision.category)
+
+
+def bury(tx: Tx, now: int, seq: int, row: _Row, cause: Cause, category: str, ambiguous: bool) -> None:
+    """Write the dead letter: the evidence that this generation ended without success."""
+    attempts, first_at, last_at = tx.rows(sql("attempt_span"), (seq, row.generation))[0]
+    tx.run(
+        sql("dead_letter_insert"),
+        (
+            seq,
+            row.generation,
+            row.handler,
+            row.tenant,
+            row.scope,
+            row.destination,
+            cause,
+            category,
+            attempts,
+            first_at,
+            last_at,
+            int(ambiguous),
+            row.policy_version,
+            now,
+        ),
+    )
+
+
+def _transition(
+    tx: Tx,
+    now: int,
+    seq: int,
+    kind: str,
+    generation: int,
+    fence: int,
+    category: str | None = None,
+    actor: str | None = None,
+    reason: str | None = None,
+) -> None:
+    tx.run(sql("transition_insert"), (seq, now, kind, generation, fence, category, actor, reason))
+
+
+def _late(tx: Tx, now: int, c: Closing, row: _Row, policy_of: PolicyOf) -> Closed:
+    """A report about a reservation that has already ended, or whose fence has been passed."""
+    recorded = tx.rows(sql("attempt_find"), (c.seq, c.fence))
+    if recorded and recorded[0][0] == c.outcome.kind:
+        return Closed.ALREADY
+    current = c.fence == row.fence and row.disposition != Disposition.LEASED
+    policy = policy_of(tx, row.policy_version)
+    decision = decide(_standing(row), c.outcome, policy, now, c.u) if current else None
+    if decision is not None and decision.disposition != row.disposition:
+        tx.run(
+            sql("state_close"),
+            (
+                c.seq,
+                c.fence,
+                int(decision.disposition),
+                row.attempt,
+                row.available_at,
+                None,
+                0,
+                row.deferrals,
+                0,
+                c.outcome.category,
+            ),
+        )
+        _transition(tx, now, c.seq, f"late_{c.outcome.kind}", row.generation, c.fence, c.outcome.category)
+        return Closed.LATE_ACCEPTED
+    kind = f"evidence_{c.outcome.kind}"
+    if tx.rows(sql("transition_known"), (c.seq, kind, c.fence, c.outcome.category)):
+        return Closed.ALREADY
+    _transition(tx, now, c.seq, kind, row.generation, c.fence, c.outcome.category)
+    return Closed.EVIDENCE
+
+
+def extend(tx: RawTx, now: int, worker: int, leases: Iterable[tuple[int, int]], lease_us: int) -> set[int]:
+    """Extend leases that are still held; returns the seqs that are not."""
+    statement, until = sql("extend"), now + lease_us
+    lost = {seq for seq, fence in leases if not tx.rows(statement, (seq, fence, worker, until))}
+    tx.run(sql("worker_seen"), (worker, now))
+    return lost
+
+
+def reap(
+    tx: RawTx,
+    now: int,
+    limit: int,
+    u: Sequence[float],
+    known: frozenset[tuple[str, int]],
+    policy_of: PolicyOf,
+) -> Reaped:
+    """End expired leases by the same policy as an error, and waiting work past its age budget.
+
+    ``known`` is every (handler, envelope version) that some live worker executes: it tells an age that ran out
+    in waiting for a decoder or a handler from one that simply ran out. ``u`` is cycled through.
+    """
+    leases = tx.rows(sql("reap_leases"), (now, limit))
+    for index, (seq, fence, generation, attempt, started_at, deferrals, worker) in enumerate(leases):
+        closing = Closing(
+            seq,
+            fence,
+            generation,
+            attempt,
+            started_at,
+            deferrals,
+            WORKER_LOST,
+            u[index % len(u)],
+            max(0, now - started_at),
+        )
+        close_one(tx, now, worker, closing, policy_of)
+    ages = tx.rows(sql("reap_ages"), (now, limit))
+    handlers = {handler for handler, _ in known}
+    for seq, envelope_version in ages:
+        row = _Row._make(tx.rows(sql("state_find"), (seq,))[0])
+        category = row.last_category
+        if row.attempt == 0:
+            if row.handler not in handlers:
+                category = Category.UNKNOWN_HANDLER
+            elif (row.handler, envelope_version) not in known:
+                category = Category.UNDECODABLE
+            elif row.hold == Hold.DESTINATION_DISABLED:
+                category = Category.DESTINATION_DISABLED
+        category = category or Category.AGE
+        _transition(tx, now, seq, "expired", row.generation, row.fence, category)
+        tx.run(
+            sql("state_close"),
+            (
+                seq,
+                row.fence,
+                int(Disposition.DEAD),
+                row.attempt,
+                row.available_at,
+                None,
+                0,
+                row.deferrals,
+                row.ambiguous,
+                category,
+            ),
+        )
+        bury(tx, now, seq, row, Cause.AGE_EXHAUSTED, category, bool(row.ambiguous))
+    return Reaped(len(leases), len(ages), more=len(leases) == limit or len(ages) == limit)
