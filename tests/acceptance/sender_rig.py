@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,9 +36,7 @@ def no_loopback(address: IPAddress) -> str | None:
 
 
 def endpoint(port: int, host: str = "127.0.0.1", **terms: Any) -> Endpoint:
-    return Endpoint(
-        terms.pop("scheme", "http"), host, port, guard=terms.pop("guard", allow), **terms
-    )
+    return Endpoint(terms.pop("scheme", "http"), host, port, guard=terms.pop("guard", allow), **terms)
 
 
 def request(at: Endpoint, body: bytes = BODY, **more: Any) -> Request:
@@ -83,7 +81,7 @@ def closed_port() -> int:
 
 
 def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 __all__ = [

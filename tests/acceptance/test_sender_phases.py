@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
-
 from tests.acceptance.scripted_server import (
     OK,
     Deaf,
@@ -19,6 +19,7 @@ from tests.acceptance.scripted_server import (
     Rst,
     ScriptedServer,
     Send,
+    Wait,
 )
 from tests.acceptance.sender_rig import (
     BODY,
@@ -34,6 +35,9 @@ from tests.acceptance.sender_rig import (
     one,
     request,
 )
+
+from redrive.webhooks.sender import dial
+from redrive.webhooks.sender.protocol import Connection
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
@@ -53,15 +57,39 @@ def test_the_receiver_gets_exactly_the_bytes_that_were_asked(run):
 
 STANDS = [
     # name, steps after the request was read, status, body, truncated
-    ("interim", [Send(b"HTTP/1.1 100 C\r\n\r\n"), Send(b"HTTP/1.1 103 E\r\nA: b\r\n\r\n"), Send(OK)], 200, b"ok", False),
-    ("chunked", [Send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n"), Send(b"0\r\n\r\n")], 200, b"ok", False),
+    (
+        "interim",
+        [Send(b"HTTP/1.1 100 C\r\n\r\n"), Send(b"HTTP/1.1 103 E\r\nA: b\r\n\r\n"), Send(OK)],
+        200,
+        b"ok",
+        False,
+    ),
+    (
+        "chunked",
+        [Send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n"), Send(b"0\r\n\r\n")],
+        200,
+        b"ok",
+        False,
+    ),
     ("close-delimited, FIN", [Send(HEAD + b"\r\nok"), Fin()], 200, b"ok", False),
     ("close-delimited, half-close", [Send(HEAD + b"\r\nok"), HalfClose()], 200, b"ok", False),
     ("redirect", [Send(b"HTTP/1.1 307 T\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n")], 307, b"", False),
-    ("gzip", [Send(HEAD + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\n\x1f\x8bX")], 200, b"\x1f\x8bX", False),
+    (
+        "gzip",
+        [Send(HEAD + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\n\x1f\x8bX")],
+        200,
+        b"\x1f\x8bX",
+        False,
+    ),
     ("FIN mid-body", [Send(HEAD + b"Content-Length: 20\r\n\r\nhello"), Fin()], 200, b"hello", True),
     ("FIN after head", [Send(HEAD + b"Content-Length: 20\r\n\r\n"), Fin()], 200, b"", True),
-    ("FIN mid-chunk", [Send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n9\r\nhello"), Fin()], 200, b"hello", True),
+    (
+        "FIN mid-chunk",
+        [Send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n9\r\nhello"), Fin()],
+        200,
+        b"hello",
+        True,
+    ),
     ("RST after head", [Send(HEAD + b"Content-Length: 20\r\n\r\n"), Rst()], 200, b"", True),
     ("body over the cap", [Send(HEAD + b"Content-Length: 99\r\n\r\n" + b"a" * 99)], 200, b"a" * 50, True),
     ("endless body", [Send(HEAD + b"\r\n"), Flood(b"a" * 4096)], 200, b"a" * 50, True),
@@ -75,7 +103,7 @@ STANDS = [
     ("drip body", [Send(HEAD + b"Content-Length: 9000\r\n\r\n"), Drip(b"a" * 9000, 0.05)], 200, None, True),
     ("silent body", [Send(HEAD + b"Content-Length: 9\r\n\r\nab"), Deaf()], 200, b"ab", True),
     ("surplus", [Send(OK + OK)], 200, b"ok", False),
-]  # fmt: skip
+]
 
 
 @both_loops
@@ -100,10 +128,6 @@ def test_a_reset_in_the_body_leaves_the_head_standing(run):
     async def main(server: ScriptedServer) -> object:
         return await one(request(endpoint(server.port), on_head=parsed.set))
 
-    import threading
-
-    from tests.acceptance.scripted_server import Wait
-
     parsed = threading.Event()
     steps = [ReadRequest(), Send(HEAD + b"Content-Length: 20\r\n\r\nhello"), Wait(parsed), Rst()]
     with ScriptedServer(steps) as server:
@@ -116,24 +140,75 @@ LOST = [
     ("FIN after the request", [ReadRequest(), Fin()], Phase.SEND, Fault.LOST, {"eof", "ECONNRESET"}, 1),
     ("RST after the request", [ReadRequest(), Rst()], Phase.SEND, Fault.LOST, {"ECONNRESET"}, 1),
     ("half-close after the request", [ReadRequest(), HalfClose()], Phase.SEND, Fault.LOST, {"eof"}, 1),
-    ("FIN after an interim", [ReadRequest(), Send(b"HTTP/1.1 100 C\r\n\r\n"), Fin()], Phase.SEND, Fault.LOST, {"eof"}, 1),
+    (
+        "FIN after an interim",
+        [ReadRequest(), Send(b"HTTP/1.1 100 C\r\n\r\n"), Fin()],
+        Phase.SEND,
+        Fault.LOST,
+        {"eof"},
+        1,
+    ),
     ("FIN mid-head", [ReadRequest(), Send(HEAD + b"X: y"), Fin()], Phase.HEAD, Fault.LOST, {"eof"}, 1),
     ("FIN mid-status", [ReadRequest(), Send(b"HTT"), Fin()], Phase.HEAD, Fault.LOST, {"eof"}, 1),
     ("never answers", [ReadRequest(), Deaf()], Phase.SEND, Fault.TIMEOUT, {"first_byte"}, 1),
     ("stops mid-head", [ReadRequest(), Send(HEAD), Deaf()], Phase.HEAD, Fault.TIMEOUT, {"total"}, 1),
-    ("drips its head", [ReadRequest(), Drip(HEAD + b"X" * 500, 0.05)], Phase.HEAD, Fault.TIMEOUT, {"total"}, 1),
-    ("interim for ever", [ReadRequest(), Send(b"HTTP/1.1 102 P\r\n\r\n"), Deaf()], Phase.SEND, Fault.TIMEOUT, {"total"}, 1),
-    ("interim flood", [ReadRequest(), Flood(b"HTTP/1.1 102 P\r\n\r\n" * 9)], Phase.HEAD, Fault.MALFORMED, {"interim_limit"}, 1),
-    ("header flood", [ReadRequest(), Send(HEAD), Flood(b"X: y\r\n" * 999)], Phase.HEAD, Fault.MALFORMED, {"head_too_large"}, 1),
+    (
+        "drips its head",
+        [ReadRequest(), Drip(HEAD + b"X" * 500, 0.05)],
+        Phase.HEAD,
+        Fault.TIMEOUT,
+        {"total"},
+        1,
+    ),
+    (
+        "interim for ever",
+        [ReadRequest(), Send(b"HTTP/1.1 102 P\r\n\r\n"), Deaf()],
+        Phase.SEND,
+        Fault.TIMEOUT,
+        {"total"},
+        1,
+    ),
+    (
+        "interim flood",
+        [ReadRequest(), Flood(b"HTTP/1.1 102 P\r\n\r\n" * 9)],
+        Phase.HEAD,
+        Fault.MALFORMED,
+        {"interim_limit"},
+        1,
+    ),
+    (
+        "header flood",
+        [ReadRequest(), Send(HEAD), Flood(b"X: y\r\n" * 999)],
+        Phase.HEAD,
+        Fault.MALFORMED,
+        {"head_too_large"},
+        1,
+    ),
     ("SSH", [ReadRequest(), Send(b"SSH-2.0-x\r\n")], Phase.HEAD, Fault.MALFORMED, {"not_http_1"}, 1),
-    ("smuggling", [ReadRequest(), Send(HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")], Phase.HEAD, Fault.MALFORMED, None, 1),
-    ("switching", [ReadRequest(), Send(b"HTTP/1.1 101 S\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n")], Phase.HEAD, Fault.MALFORMED, {"upgrade"}, 1),
-]  # fmt: skip
+    (
+        "smuggling",
+        [ReadRequest(), Send(HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")],
+        Phase.HEAD,
+        Fault.MALFORMED,
+        None,
+        1,
+    ),
+    (
+        "switching",
+        [ReadRequest(), Send(b"HTTP/1.1 101 S\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n")],
+        Phase.HEAD,
+        Fault.MALFORMED,
+        {"upgrade"},
+        1,
+    ),
+]
 
 
 @both_loops
 @pytest.mark.parametrize(
-    ("steps", "phase", "fault", "details", "count"), [case[1:] for case in LOST], ids=[case[0] for case in LOST]
+    ("steps", "phase", "fault", "details", "count"),
+    [case[1:] for case in LOST],
+    ids=[case[0] for case in LOST],
 )
 def test_without_a_head_a_written_request_is_unknown(run, steps, phase, fault, details, count):
     with ScriptedServer(steps) as server:
@@ -192,9 +267,6 @@ def test_a_peer_that_speaks_before_the_request_is_never_written_to():
     async def main(server: ScriptedServer) -> object:
         # The banner is in the kernel before the sender looks: its connection is held back until then.
         asked = request(endpoint(server.port), on_send=lambda: calls.append("send"))
-        from redrive.webhooks.sender import dial
-        from redrive.webhooks.sender.protocol import Connection
-
         real = dial.Dialler._secure
 
         async def slow(self, *args):  # type: ignore[no-untyped-def]
@@ -220,7 +292,9 @@ def test_a_peer_that_speaks_before_the_request_is_never_written_to():
 @both_loops
 def test_the_hooks_come_in_order_and_once(run):
     calls: list[str] = []
-    with ScriptedServer([ReadRequest(), Send(b"HTTP/1.1 100 C\r\n\r\n"), Send(OK), ReadRequest(), Send(OK)]) as server:
+    with ScriptedServer(
+        [ReadRequest(), Send(b"HTTP/1.1 100 C\r\n\r\n"), Send(OK), ReadRequest(), Send(OK)]
+    ) as server:
         asked = request(
             endpoint(server.port),
             on_send=lambda: calls.append("send"),

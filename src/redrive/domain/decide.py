@@ -55,9 +55,7 @@ class Decision:
 _SUCCESS: Final = {OutcomeKind.DELIVERED: Disposition.DELIVERED, OutcomeKind.NO_OP: Disposition.NO_OP}
 
 
-def decide(
-    delivery: Standing, outcome: Outcome, policy: Policy, now: int, u: float, min_delay_us: int = 0
-) -> Decision:
+def decide(delivery: Standing, outcome: Outcome, policy: Policy, now: int, u: float, min_delay_us: int = 0) -> Decision:
     """What follows from ``outcome`` for a delivery that stands as ``delivery``.
 
     ``now`` is microseconds UTC, ``u`` uniform in [0, 1). Never raises. Never schedules beyond either
@@ -73,7 +71,7 @@ def decide(
     if kind in (OutcomeKind.DEFERRED, OutcomeKind.INTERRUPTED):
         # Only our own fault is ever charged: a pause, or a version for a newer worker, may wait long.
         own_fault = kind is OutcomeKind.DEFERRED and outcome.category is Category.OWN_FAULT
-        if not (own_fault and delivery.deferrals + 1 >= MAX_DEFERRALS):
+        if not (own_fault and delivery.own_faults + 1 >= MAX_DEFERRALS):
             decision = Decision(
                 Disposition.WAITING,
                 Entry.DEFERRAL,
@@ -132,9 +130,7 @@ def _late(delivery: Standing, outcome: Outcome) -> Decision:
     """A report about an attempt that the ledger has already ended, under the latest fence."""
     if delivery.disposition is Disposition.WAITING and outcome.kind in _SUCCESS:
         # Anything else would buy a second effect.
-        return Decision(
-            _SUCCESS[outcome.kind], Entry.EVIDENCE, outcome.category, flags=outcome.flags | Flag.LATE
-        )
+        return Decision(_SUCCESS[outcome.kind], Entry.EVIDENCE, outcome.category, flags=outcome.flags | Flag.LATE)
     return Decision(
         delivery.disposition,
         Entry.EVIDENCE,

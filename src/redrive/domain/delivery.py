@@ -93,7 +93,7 @@ class Standing(NamedTuple):
     attempt: int
     max_attempts: int
     deadline_at: int
-    deferrals: int = 0
+    own_faults: int = 0
     ambiguous: bool = False
 
 

@@ -79,8 +79,6 @@ class Decoders:
             return decoder(body)
         except MemoryError:
             raise  # ours, not the payload's
-        except Exception as exc:  # noqa: BLE001 - any decoder, any error
+        except Exception as exc:
             # Not chained: a decoder's error quotes, or holds, the bytes that it could not read.
-            raise Undecodable(
-                f"the payload is not a valid version {version} envelope ({type(exc).__name__})"
-            ) from None
+            raise Undecodable(f"the payload is not a valid version {version} envelope ({type(exc).__name__})") from None

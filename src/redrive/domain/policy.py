@@ -89,9 +89,7 @@ class Policy:
         if not 0 <= self.retry_after_cap <= MAX_AGE:
             raise ConfigError("policy retry_after_cap must be 0 to ten years", param="retry_after_cap")
         if isinstance(self.factor, bool) or not isinstance(self.factor, int | float):
-            raise ConfigError(
-                f"policy factor must be a number, not {type(self.factor).__name__}", param="factor"
-            )
+            raise ConfigError(f"policy factor must be a number, not {type(self.factor).__name__}", param="factor")
         if not 1.0 <= self.factor <= 1000.0:
             raise ConfigError("policy factor must be 1 to 1000", param="factor")
         # 2 and 2.0 are equal, so they must print, and count as a version, alike.

@@ -11,6 +11,18 @@ from redrive.domain.outcome import Outcome
 from redrive.domain.policy import Policy
 
 
+class LeaseGuard(Protocol):
+    """What a handler asks about the lease it works under."""
+
+    def start(self) -> None:
+        """Say that execution begins: from here on the attempt is charged whatever happens."""
+        ...
+
+    def holds(self) -> bool:
+        """Whether the lease is certainly still held; ask before anything that cannot be taken back."""
+        ...
+
+
 class Handler(Protocol):
     """What executes deliveries of one name."""
 
@@ -24,8 +36,12 @@ class Handler(Protocol):
         """The payload versions that this handler can decode; others are never claimed for it."""
         ...
 
-    async def execute(self, lease: Lease) -> Outcome:
-        """Run one attempt. May raise: the worker turns that into ``retryable``/``handler_error``."""
+    async def execute(self, lease: Lease, guard: LeaseGuard) -> Outcome | None:
+        """Run one attempt. May raise: the worker turns that into ``retryable``/``handler_error``.
+
+        None says that there is nothing to record: the effect and its outcome were committed together, or the
+        lease was lost before anything started.
+        """
         ...
 
 
@@ -50,9 +66,7 @@ class WorkLedger(Protocol):
         """The worker stopped; its unexpired leases stay and will expire."""
         ...
 
-    async def reserve(
-        self, worker: int, routes: Sequence[tuple[str, int]], limit: int, lease_us: int
-    ) -> list[Lease]:
+    async def reserve(self, worker: int, routes: Sequence[tuple[str, int]], limit: int, lease_us: int) -> list[Lease]:
         """Charge and lease up to ``limit`` due deliveries of these (handler, envelope version) routes."""
         ...
 
@@ -76,10 +90,38 @@ class WorkLedger(Protocol):
         """When the next waiting delivery of these routes is due, in ledger microseconds; None if none."""
         ...
 
+    async def outstanding(self, routes: Sequence[tuple[str, int]]) -> bool:
+        """Whether anything of these routes is leased, or waits without being held."""
+        ...
+
+    def stamp(self) -> int:
+        """A number that changes when another process commits; cheap enough to read every few milliseconds."""
+        ...
+
+    def estimate(self) -> int:
+        """Ledger time as far as this process can tell without asking."""
+        ...
+
     async def now(self) -> int:
         """Ledger time, in microseconds UTC."""
         ...
 
     async def policy(self, version: int) -> Policy:
         """The frozen policy behind a version."""
+        ...
+
+
+class Mechanism(Protocol):
+    """What hands due work to a worker. The ledger stays the authority: each lease was won in it."""
+
+    def hint(self) -> None:
+        """There may be work: look now."""
+        ...
+
+    async def receive(self, worker: int, routes: Sequence[tuple[str, int]], limit: int, lease_us: int) -> list[Lease]:
+        """Up to ``limit`` leases, charged and durable."""
+        ...
+
+    async def wait(self, routes: Sequence[tuple[str, int]], timeout_s: float) -> None:
+        """Return when there may be work for ``routes``, or after ``timeout_s`` seconds."""
         ...

@@ -52,13 +52,9 @@ class Permanent(Signal):
         except ValueError:
             self.category = Category.REJECTED
             # Not echoed: what is passed by mistake is a message or a response body.
-            raise InvalidInput(
-                "Permanent takes a category, not a text", param="category", hint=_HINT
-            ) from None
+            raise InvalidInput("Permanent takes a category, not a text", param="category", hint=_HINT) from None
         if self.category not in _ALLOWED:
-            raise InvalidInput(
-                f"a handler cannot claim the category {self.category}", param="category", hint=_HINT
-            )
+            raise InvalidInput(f"a handler cannot claim the category {self.category}", param="category", hint=_HINT)
 
 
 class Unknown(Signal):

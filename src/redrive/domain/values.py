@@ -174,7 +174,7 @@ def canonical_json(value: object) -> bytes:
     try:
         _walk(value, 0)
     except _Refused as refused:
-        raise _payload_invalid(refused) from None
+        raise PayloadInvalid(_where(refused), param="payload") from None
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
     return text.encode("utf-8")
 
@@ -195,28 +195,39 @@ def parse_json_bytes(body: bytes, *, unique_keys: bool = False) -> object:
 
     With ``unique_keys`` a repeated key is refused too: two parsers may disagree on which one counts.
     """
+    # Errors are raised outside the handlers: the parsers' own errors carry the whole payload along.
+    text, reason = _decode(body)
+    value: object = None
+    if reason is None:
+        # The counts bound the depth from above, and cost far less than walking; most payloads stop here.
+        if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+            raise PayloadInvalid(f"the payload is nested deeper than {MAX_DEPTH} levels", param="payload")
+        value, reason = _parse(text, suspicious=_is_suspicious(body), unique_keys=unique_keys)
+    if reason is not None:
+        raise PayloadInvalid(reason, param="payload")
+    return value
+
+
+def _decode(body: bytes) -> tuple[str, str | None]:
     try:
-        text = body.decode("utf-8")
+        return body.decode("utf-8"), None
     except UnicodeDecodeError as error:
-        raise PayloadInvalid(f"the payload is not UTF-8 at byte {error.start}", param="payload") from None
-    # The counts bound the depth from above, and cost far less than walking; most payloads stop here.
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
-        raise PayloadInvalid(f"the payload is nested deeper than {MAX_DEPTH} levels", param="payload")
-    suspicious = _is_suspicious(body)
+        return "", f"the payload is not UTF-8 at byte {error.start}"
+
+
+def _parse(text: str, *, suspicious: bool, unique_keys: bool) -> tuple[object, str | None]:
     hook = _unique_object if unique_keys else _every_object if suspicious else None
     try:
         value: object = json.loads(text, parse_constant=float, object_pairs_hook=hook)
         if suspicious:
             _walk(value, 0)
     except json.JSONDecodeError as error:
-        raise PayloadInvalid(
-            f"the payload is not JSON: {error.msg} at character {error.pos}", param="payload"
-        ) from None
+        return None, f"the payload is not JSON: {error.msg} at character {error.pos}"
     except _Refused as refused:
-        raise _payload_invalid(refused) from None
+        return None, _where(refused)
     except ValueError:
-        raise PayloadInvalid("the payload holds an integer of too many digits", param="payload") from None
-    return value
+        return None, "the payload holds an integer of too many digits"
+    return value, None
 
 
 def _is_suspicious(body: bytes) -> bool:
@@ -299,10 +310,10 @@ def _index_part(index: object) -> str:
     return f"[{index}]"
 
 
-def _payload_invalid(refused: _Refused) -> PayloadInvalid:
+def _where(refused: _Refused) -> str:
     parts = refused.path[::-1]
     shown = "".join(parts[:12]) + ("..." if len(parts) > 12 else "")
-    return PayloadInvalid(f"the payload cannot be stored: ${shown}: {refused.reason}", param="payload")
+    return f"the payload cannot be stored: ${shown}: {refused.reason}"
 
 
 # --- time -------------------------------------------------------------------------------------------

@@ -17,16 +17,7 @@ from pathlib import Path
 
 from redrive.errors import LedgerCorrupt, LedgerVersion
 from redrive.ledger.sqlite.connect import APPLICATION_ID, identify, translated
-
-_RECORD = """
-CREATE TABLE IF NOT EXISTS schema_migration (
-  version    INTEGER NOT NULL PRIMARY KEY,
-  name       TEXT    NOT NULL,
-  digest     TEXT    NOT NULL,
-  breaking   INTEGER NOT NULL,
-  applied_at INTEGER NOT NULL
-) STRICT
-"""
+from redrive.ledger.sqlite.statements import sql
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +73,25 @@ def apply(conn: sqlite3.Connection, path: Path, now: int, environment: str) -> l
     A new file becomes a ledger of ``environment``. Everything happens in one transaction: a failure leaves the
     ledger as it was.
     """
-    identify(conn, path)
+    _refuse_newer(conn, path, identify(conn, path))
     with translated(path):
         conn.execute("PRAGMA journal_mode = WAL")
         conn.execute("BEGIN IMMEDIATE")
         try:
             version = identify(conn, path)
-            conn.execute(_RECORD)
+            conn.execute(sql("migration_table"))
             _check_record(conn, path)
             todo = [step for step in migrations() if step.version > version]
             for step in todo:
                 for statement in statements(step.text):
                     conn.execute(statement)
                 conn.execute(
-                    "INSERT INTO schema_migration VALUES (?, ?, ?, ?, ?)",
+                    sql("migration_insert"),
                     (step.version, step.name, step.digest, step.breaking, now),
                 )
             if version == 0:
-                conn.execute(
-                    "INSERT INTO ledger (one, environment, created_at) VALUES (1, ?, ?)", (environment, now)
-                )
-                conn.execute("INSERT INTO clock (one, now) VALUES (1, ?)", (now,))
+                conn.execute(sql("ledger_insert"), (environment, now))
+                conn.execute(sql("clock_insert"), (now,))
             if todo:
                 conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 conn.execute(f"PRAGMA user_version = {todo[-1].version}")
@@ -130,22 +119,26 @@ def check(conn: sqlite3.Connection, path: Path) -> None:
             param="ledger",
             hint="run: redrive migrate" if version else "run: redrive init",
         )
-    if version > known:
-        with translated(path):
-            breaking = conn.execute(
-                "SELECT min(version) FROM schema_migration WHERE version > ? AND breaking", (known,)
-            ).fetchone()[0]
-        if breaking is not None:
-            raise LedgerVersion(
-                f"ledger {path} has schema {version}; step {breaking} is not compatible with this release",
-                param="ledger",
-                hint="upgrade redrive on this host; nothing was changed",
-            )
+    _refuse_newer(conn, path, version)
+
+
+def _refuse_newer(conn: sqlite3.Connection, path: Path, version: int) -> None:
+    known = migrations()[-1].version
+    if version <= known:
+        return
+    with translated(path):
+        breaking = conn.execute(sql("migration_breaking"), (known,)).fetchone()[0]
+    if breaking is not None:
+        raise LedgerVersion(
+            f"ledger {path} has schema {version}; step {breaking} is not compatible with this release",
+            param="ledger",
+            hint="upgrade redrive on this host; nothing was changed",
+        )
 
 
 def _check_record(conn: sqlite3.Connection, path: Path) -> None:
     by_version = {step.version: step for step in migrations()}
-    for version, name, digest in conn.execute("SELECT version, name, digest FROM schema_migration"):
+    for version, name, digest in conn.execute(sql("migration_digests")):
         step = by_version.get(version)
         if step is not None and step.digest != digest:
             raise LedgerCorrupt(

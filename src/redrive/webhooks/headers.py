@@ -54,19 +54,13 @@ type is the event's own), or identify the delivery."""
 
 RESERVED_PREFIXES = ("webhook-", "redrive-", "proxy-")
 
-SENSITIVE = frozenset(
-    {"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "x-auth-token"}
-)
+SENSITIVE = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "x-auth-token"})
 """Names that always carry credentials; :func:`is_sensitive` knows more by their parts."""
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110, 5.6.2
 _VALUE = re.compile(r"[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?|")  # RFC 9110, 5.5, without obs-text
-_SUBSTRING = re.compile(
-    r"token|secret|passw|passphrase|credential|api-?key|access-?key|authori[sz]ation|cookie"
-)
-_SEGMENTS = frozenset(
-    {"auth", "authn", "authentication", "bearer", "jwt", "session", "sid", "sig", "signature"}
-)
+_SUBSTRING = re.compile(r"token|secret|passw|passphrase|credential|api-?key|access-?key|authori[sz]ation|cookie")
+_SEGMENTS = frozenset({"auth", "authn", "authentication", "bearer", "jwt", "session", "sid", "sig", "signature"})
 _HARMLESS_KEYS = frozenset({"idempotency-key", "routing-key", "partition-key", "ordering-key", "event-key"})
 
 

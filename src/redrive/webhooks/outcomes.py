@@ -100,9 +100,7 @@ class OutcomeTable:
         for status, kind in self.overrides.items():
             _check_status(status, "overrides")
             if kind not in _OVERRIDES:
-                raise InvalidInput(
-                    "a status means delivered, retryable, permanent or unknown", param="overrides"
-                )
+                raise InvalidInput("a status means delivered, retryable, permanent or unknown", param="overrides")
             overrides[status] = OutcomeKind(kind)
         if overrides.get(self.duplicate_status or 0, OutcomeKind.DELIVERED) != OutcomeKind.DELIVERED:
             raise InvalidInput("the duplicate status is overridden by something else", param="overrides")
@@ -258,9 +256,7 @@ def _span(item: int | str, param: str) -> tuple[int, int]:
         return item, item
     match = _STATUS.fullmatch(item.strip()) if isinstance(item, str) else None
     if match is None:
-        raise InvalidInput(
-            "a status is written 204, 200-204 or 2xx", param=param, hint="several are joined by commas"
-        )
+        raise InvalidInput("a status is written 204, 200-204 or 2xx", param=param, hint="several are joined by commas")
     low, high, hundred = match.groups()
     if hundred is not None:
         return int(hundred) * 100, int(hundred) * 100 + 99

@@ -102,9 +102,7 @@ def parse_ref(text: str, param: str = "secret") -> SecretRef:
         return SecretRef("env", name)
     if kind == "file":
         if not name.startswith("/") or len(name) > 1024 or _UNPRINTABLE.search(name):
-            raise InvalidInput(
-                "file: takes an absolute path without control characters", param=param, hint=_HINT
-            )
+            raise InvalidInput("file: takes an absolute path without control characters", param=param, hint=_HINT)
         return SecretRef("file", name)
     raise InvalidInput("not a secret reference", param=param, hint=_HINT)
 
@@ -172,9 +170,7 @@ def _read(ref: SecretRef) -> bytes:
     try:
         descriptor = os.open(ref.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
-        raise _unavailable(
-            ref, f"cannot be read ({errno.errorcode.get(error.errno or 0, 'error')})"
-        ) from None
+        raise _unavailable(ref, f"cannot be read ({errno.errorcode.get(error.errno or 0, 'error')})") from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise _unavailable(ref, "is not a regular file")
@@ -182,9 +178,7 @@ def _read(ref: SecretRef) -> bytes:
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(MAX_SECRET_BYTES + 3)
     except OSError as error:
-        raise _unavailable(
-            ref, f"cannot be read ({errno.errorcode.get(error.errno or 0, 'error')})"
-        ) from None
+        raise _unavailable(ref, f"cannot be read ({errno.errorcode.get(error.errno or 0, 'error')})") from None
     finally:
         os.close(descriptor)
 

@@ -273,10 +273,11 @@ def _refuse_unprefixed(text: str) -> NoReturn:
 
 def _text(secret: Secret | str) -> str:
     if isinstance(secret, Secret):
-        try:
-            return secret.reveal().decode("ascii")
-        except UnicodeDecodeError:
+        raw = secret.reveal()
+        # Asked first: a UnicodeDecodeError carries the bytes along.
+        if not raw.isascii():
             _refuse("a signing secret is ASCII text")
+        return raw.decode("ascii")
     if not isinstance(secret, str):
         _refuse(f"a signing secret is text, not {type(secret).__name__}")
     return secret

@@ -176,9 +176,13 @@ def _ipv6(text: str) -> str:
     if "%" in text:
         _refuse("the URL's IPv6 address has a zone")
     try:
-        return ipaddress.IPv6Address(text).compressed
+        address = ipaddress.IPv6Address(text)
     except ValueError:
+        address = None
+    if address is None:
+        # Outside the handler: the standard library's error repeats the text, and would come along as context.
         _refuse("the URL's host is not an IPv6 address")
+    return address.compressed
 
 
 def _name(text: str) -> str:

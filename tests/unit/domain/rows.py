@@ -49,7 +49,7 @@ STANDINGS = st.builds(
     attempt=NUMBERS,
     max_attempts=NUMBERS,
     deadline_at=CLOCKS,
-    deferrals=NUMBERS | st.just(MAX_DEFERRALS - 1),
+    own_faults=NUMBERS | st.just(MAX_DEFERRALS - 1),
     ambiguous=st.booleans(),
 )
 OUTCOMES = st.builds(

@@ -86,7 +86,7 @@ def test_promises_over_every_input(
     twentieth = (
         outcome.kind is OutcomeKind.DEFERRED
         and outcome.category is Category.OWN_FAULT
-        and standing.deferrals + 1 >= MAX_DEFERRALS
+        and standing.own_faults + 1 >= MAX_DEFERRALS
     )
     if outcome.kind in ENGINE_ONLY and not twentieth:
         assert entry is Entry.DEFERRAL, "not charged"
@@ -113,7 +113,7 @@ def test_every_combination_of_words_is_decided() -> None:
         for attempt in (1, 5, 6):
             for on_unknown in OnUnknown:
                 policy = replace(PATIENT, on_unknown=on_unknown)
-                standing = Standing(disposition, attempt, 6, FAR, deferrals=MAX_DEFERRALS - 1)
+                standing = Standing(disposition, attempt, 6, FAR, own_faults=MAX_DEFERRALS - 1)
                 for kind in OutcomeKind:
                     for category in Category:
                         decision = decide(standing, Outcome(kind, category), policy, NOW, 0.5)
@@ -131,7 +131,7 @@ def test_a_whole_generation_stays_inside_both_budgets(seed: int, most: int, age:
     now, deadline, used, deferrals, starts, ambiguous = NOW, NOW + age, 0, 0, 0, False
     for _ in range(60 * most):
         used += 1
-        standing = leased(used, most, deadline, deferrals=deferrals, ambiguous=ambiguous)
+        standing = leased(used, most, deadline, own_faults=deferrals, ambiguous=ambiguous)
         outcome = source.choice(failures)
         decision = decide(standing, outcome, policy, now, source.random())
         if decision.entry is Entry.DEFERRAL:
@@ -260,7 +260,7 @@ def test_attempts_are_named_before_age() -> None:
 
 def test_interrupted_gives_the_charge_back_however_often() -> None:
     for deferrals in (0, 18, 19, 20, 10**9):
-        decision = judge(leased(attempt=6, deferrals=deferrals, ambiguous=True), outcomes.INTERRUPTED)
+        decision = judge(leased(attempt=6, own_faults=deferrals, ambiguous=True), outcomes.INTERRUPTED)
         assert decision == Decision(
             Disposition.WAITING, Entry.DEFERRAL, Category.SHUTDOWN, delay_us=MIN_DEFERRAL, ambiguous=True
         )
@@ -271,21 +271,21 @@ def test_interrupted_gives_the_charge_back_however_often() -> None:
 )
 def test_the_twentieth_own_fault_in_a_row_is_charged(before: int, entry: Entry) -> None:
     assert MAX_DEFERRALS == 20
-    decision = judge(leased(deferrals=before), OWN_FAULT)
+    decision = judge(leased(own_faults=before), OWN_FAULT)
     assert (decision.disposition, decision.entry) == (Disposition.WAITING, entry)
-    last = judge(leased(attempt=6, deferrals=before), OWN_FAULT)
+    last = judge(leased(attempt=6, own_faults=before), OWN_FAULT)
     assert last.cause is (Cause.ATTEMPTS_EXHAUSTED if entry is Entry.ATTEMPT else None)
 
 
 @pytest.mark.parametrize("category", [c for c in Category if c is not Category.OWN_FAULT])
 def test_no_other_wait_is_ever_charged(category: Category) -> None:
-    decision = judge(leased(attempt=6, deferrals=10**6), Outcome(OutcomeKind.DEFERRED, category))
+    decision = judge(leased(attempt=6, own_faults=10**6), Outcome(OutcomeKind.DEFERRED, category))
     assert (decision.disposition, decision.entry) == (Disposition.WAITING, Entry.DEFERRAL)
 
 
 @pytest.mark.parametrize("category", Category)
 def test_an_interruption_is_never_charged_whatever_its_reason(category: Category) -> None:
-    decision = judge(leased(attempt=6, deferrals=10**6), Outcome(OutcomeKind.INTERRUPTED, category))
+    decision = judge(leased(attempt=6, own_faults=10**6), Outcome(OutcomeKind.INTERRUPTED, category))
     assert (decision.disposition, decision.entry) == (Disposition.WAITING, Entry.DEFERRAL)
 
 
@@ -296,7 +296,7 @@ def test_a_deferral_waits_at_least_its_minimum() -> None:
 
 
 def test_a_disabled_destination_holds_and_age_runs() -> None:
-    held = judge(leased(deferrals=19), DISABLED)
+    held = judge(leased(own_faults=19), DISABLED)
     assert (held.disposition, held.hold) == (Disposition.WAITING, Hold.DESTINATION_DISABLED)
     old = judge(leased(deadline_at=NOW + 1), DISABLED)
     assert (old.cause, old.hold, old.entry) == (Cause.AGE_EXHAUSTED, Hold.NONE, Entry.DEFERRAL)

@@ -169,7 +169,14 @@ GOOD = [
     ("early hints", b"HTTP/1.1 103 E\r\nLink: x\r\n\r\n" * 3 + OK, 200, b"ok", False, None),
     ("most interims", b"HTTP/1.1 102 P\r\n\r\n" * MAX_INTERIM + OK, 200, b"ok", False, None),
     ("redirect", b"HTTP/1.1 302 F\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", 302, b"", False, True),
-    ("encoded", HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b", 200, b"\x1f\x8b", False, True),
+    (
+        "encoded",
+        HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b",
+        200,
+        b"\x1f\x8b",
+        False,
+        True,
+    ),
     ("upgrade offered", HEAD + b"Upgrade: h2c\r\nContent-Length: 0\r\n\r\n", 200, b"", False, True),
     # The head stands, the connection does not.
     ("cut body", HEAD + b"Content-Length: 20\r\n\r\nhello", 200, b"hello", True, False),
@@ -309,7 +316,10 @@ def test_a_head_may_be_as_large_as_the_cap_and_no_larger():
                 if size <= limit:
                     assert isinstance(seen, Response), (size, pieces)
                 else:
-                    assert seen == Failure(Phase.HEAD, Fault.MALFORMED, True, "head_too_large"), (size, pieces)
+                    assert seen == Failure(Phase.HEAD, Fault.MALFORMED, True, "head_too_large"), (
+                        size,
+                        pieces,
+                    )
 
 
 def test_a_long_reason_counts():
@@ -471,10 +481,28 @@ def test_the_first_byte_lifts_only_its_own_deadline():
 
 
 PIECES = [
-    b"HTTP/1.1 ", b"200 OK\r\n", b"204 No\r\n", b"100 Continue\r\n", b"\r\n", b"\r\n\r\n", b"\n", b"\r", b"\0",
-    b"Content-Length: 2\r\n", b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n",
-    b"Connection: close\r\n", b"X: y\r\n", b" ", b"ok", b"0\r\n\r\n", b"2\r\nok\r\n", b"\xff", b":", b"HTTP/1.0 ",
-]  # fmt: skip
+    b"HTTP/1.1 ",
+    b"200 OK\r\n",
+    b"204 No\r\n",
+    b"100 Continue\r\n",
+    b"\r\n",
+    b"\r\n\r\n",
+    b"\n",
+    b"\r",
+    b"\0",
+    b"Content-Length: 2\r\n",
+    b"Content-Length: 5\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Connection: close\r\n",
+    b"X: y\r\n",
+    b" ",
+    b"ok",
+    b"0\r\n\r\n",
+    b"2\r\nok\r\n",
+    b"\xff",
+    b":",
+    b"HTTP/1.0 ",
+]
 
 
 @settings(max_examples=300, deadline=None)

@@ -26,27 +26,35 @@ def _monotonic_us() -> int:
 class LedgerClock:
     """One process's view of ledger time. ``wall`` and ``monotonic`` are passed in by tests (microseconds)."""
 
-    def __init__(
-        self, wall: Callable[[], int] | None = None, monotonic: Callable[[], int] | None = None
-    ) -> None:
+    def __init__(self, wall: Callable[[], int] | None = None, monotonic: Callable[[], int] | None = None) -> None:
         self._wall = wall or _wall_us
         self._monotonic = monotonic or (wall if wall is not None else _monotonic_us)
-        self._last = 0
-        self._last_monotonic = self._monotonic()
+        # One tuple, replaced whole: readers and the writer's thread share it.
+        self._anchor = (0, self._monotonic())
         self.skew_us = 0
         """How far ledger time was ahead of the process clock when last looked at."""
 
     def estimate(self) -> int:
         """Ledger time as far as this process can tell without reading the ledger."""
-        return max(self._wall(), self._last + (self._monotonic() - self._last_monotonic))
+        last, since = self._anchor
+        return max(self._wall(), last + (self._monotonic() - since))
 
     def observed(self, now: int) -> None:
         """The ledger confirmed that its time is ``now``."""
-        self._last = now
-        self._last_monotonic = self._monotonic()
+        self._anchor = (now, self._monotonic())
         self.skew_us = now - self._wall()
+
+    def stored(self, highest: int) -> int:
+        """Ledger time for a reader that found ``highest`` on the ledger.
+
+        A process that only reads must go on from there too: behind another one's clock it would otherwise
+        never see a lease expire.
+        """
+        if highest > self.estimate():
+            self.observed(highest)
+        return self.estimate()
 
     def forget(self) -> None:
         """Start again from the process clock, after an operator's repair."""
-        self._last = 0
+        self._anchor = (0, self._monotonic())
         self.skew_us = 0

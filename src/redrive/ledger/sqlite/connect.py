@@ -19,6 +19,7 @@ from redrive.errors import (
     NotALedger,
     NotFound,
 )
+from redrive.ledger.sqlite.statements import sql
 
 APPLICATION_ID: Final = 0x72647276  # "rdrv", in the file's header
 MINIMUM_SQLITE: Final = (3, 38, 0)
@@ -76,15 +77,11 @@ def translate(exc: sqlite3.Error, path: Path) -> LedgerError | NotFound:
     if code == sqlite3.SQLITE_FULL:
         return LedgerFull(f"{where}: no space left", hint="free space; nothing was half-written")
     if code == sqlite3.SQLITE_READONLY:
-        return LedgerReadOnly(
-            f"{where} cannot be written", hint="check the file's and the folder's permissions"
-        )
+        return LedgerReadOnly(f"{where} cannot be written", hint="check the file's and the folder's permissions")
     if code == sqlite3.SQLITE_CANTOPEN:
         if not path.exists():
             return NotFound(f"{where} does not exist", param="ledger", hint="create it with: redrive init")
-        return LedgerReadOnly(
-            f"{where} cannot be opened", hint="check the file's and the folder's permissions"
-        )
+        return LedgerReadOnly(f"{where} cannot be opened", hint="check the file's and the folder's permissions")
     if code == sqlite3.SQLITE_NOTADB:
         return NotALedger(f"{path} is not a SQLite database", hint="nothing was changed; choose another file")
     if code == sqlite3.SQLITE_CORRUPT:
@@ -101,9 +98,7 @@ def connect(path: Path, *, create: bool = False, read_only: bool = False) -> sql
     the writer checkpoints, one process at a time (``writer.py``).
     """
     if sqlite3.sqlite_version_info < MINIMUM_SQLITE:
-        raise LedgerError(
-            f"SQLite {sqlite3.sqlite_version} is too old", hint="redrive needs SQLite 3.38 or newer"
-        )
+        raise LedgerError(f"SQLite {sqlite3.sqlite_version} is too old", hint="redrive needs SQLite 3.38 or newer")
     mode = "ro" if read_only else "rwc" if create else "rw"
     uri = f"file:{quote(str(path))}?mode={mode}"
     with translated(path):
@@ -122,6 +117,8 @@ def connect(path: Path, *, create: bool = False, read_only: bool = False) -> sql
             conn.execute("PRAGMA mmap_size = 0")
             conn.execute("PRAGMA wal_autocheckpoint = 0")
             conn.execute("PRAGMA trusted_schema = OFF")
+            # Otherwise INSERT OR REPLACE would slip past the triggers that refuse a DELETE.
+            conn.execute("PRAGMA recursive_triggers = ON")
         except BaseException:
             conn.close()
             raise
@@ -131,11 +128,19 @@ def connect(path: Path, *, create: bool = False, read_only: bool = False) -> sql
 def identify(conn: sqlite3.Connection, path: Path) -> int:
     """The schema version of an opened ledger; 0 for an empty file. Raises :class:`NotALedger` for anything else."""
     with translated(path):
-        (application,) = conn.execute("PRAGMA application_id").fetchone()
-        (version,) = conn.execute("PRAGMA user_version").fetchone()
-        if application == APPLICATION_ID:
-            return int(version)
-        (tables,) = conn.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        # One snapshot: another process may be making the ledger between two of these reads.
+        own = not conn.in_transaction
+        if own:
+            conn.execute("BEGIN")
+        try:
+            (application,) = conn.execute("PRAGMA application_id").fetchone()
+            (version,) = conn.execute("PRAGMA user_version").fetchone()
+            (tables,) = conn.execute(sql("schema_count")).fetchone()
+        finally:
+            if own and conn.in_transaction:
+                conn.execute("ROLLBACK")
+    if application == APPLICATION_ID:
+        return int(version)
     if application != 0 or tables or version:
         raise NotALedger(
             f"{path} is a SQLite database of something else",

@@ -114,9 +114,7 @@ def accept(
     return results
 
 
-def _repeat(
-    tx: Tx, now: int, seq: int, delivery_id: bytes, *, same: bool, path: str, producer: str
-) -> Enqueued:
+def _repeat(tx: Tx, now: int, seq: int, delivery_id: bytes, *, same: bool, path: str, producer: str) -> Enqueued:
     decided = Decided.DUPLICATE if same else Decided.CONFLICT
     total = tx.rows(sql("repeat_count"), (seq, int(same), int(not same)))[0][0]
     if total <= REPEATS_LISTED:
@@ -161,6 +159,27 @@ def accept_event(
         for seq, delivery_id in tx.rows(sql("event_deliveries"), (event_seq,))
     ]
     return Published(event.event_id, Decided.DUPLICATE if same else Decided.CONFLICT, tuple(repeats))
+
+
+def accept_all(tx: Tx, now: int, items: Sequence[NewDelivery], *, path: str, producer: str) -> list[Enqueued]:
+    """As :func:`accept`, but all or nothing: with one conflict among them nothing is accepted.
+
+    The conflicts themselves are recorded, and are in the result.
+    """
+    tx.run("SAVEPOINT redrive_accept")
+    results = accept(tx, now, items, path=path, producer=producer)
+    if any(result.decided is Decided.CONFLICT for result in results):
+        tx.run("ROLLBACK TO redrive_accept")
+        note_conflicts(tx, now, results, path=path, producer=producer)
+    tx.run("RELEASE redrive_accept")
+    return results
+
+
+def note_conflicts(tx: Tx, now: int, results: Sequence[Enqueued], *, path: str, producer: str) -> None:
+    """Record conflicts with deliveries that are on the ledger, after what came with them was rolled back."""
+    for result in results:
+        if result.decided is Decided.CONFLICT and tx.rows(sql("identity_find"), (result.delivery_id,)):
+            _repeat(tx, now, result.seq, result.delivery_id, same=False, path=path, producer=producer)
 
 
 def count_rejections(tx: Tx, counts: dict[str, int]) -> None:

@@ -22,7 +22,7 @@ from redrive.errors import EnvironmentMismatch, LedgerCorrupt, LedgerError
 from redrive.ledger import migrate
 from redrive.ledger.sqlite import work
 from redrive.ledger.sqlite.clock import LedgerClock
-from redrive.ledger.sqlite.connect import connect, path_of, translated
+from redrive.ledger.sqlite.connect import connect, identify, path_of, translated
 from redrive.ledger.sqlite.statements import sql
 from redrive.ledger.sqlite.tx import RawTx, Tx
 from redrive.ledger.sqlite.writer import Operation, Writer
@@ -39,6 +39,8 @@ def create(url: str, environment: str, clock: LedgerClock | None = None) -> list
     if not path.parent.is_dir():
         raise LedgerError(f"the folder {path.parent} does not exist", param="ledger", hint="create it first")
     with contextlib.closing(connect(path, create=True)) as conn:
+        if identify(conn, path):
+            _check_environment(conn, path, environment)  # before anything is changed, too
         steps = migrate.apply(conn, path, (clock or LedgerClock()).estimate(), environment)
         _check_environment(conn, path, environment)
         return steps
@@ -46,7 +48,7 @@ def create(url: str, environment: str, clock: LedgerClock | None = None) -> list
 
 def _check_environment(conn: sqlite3.Connection, path: Path, environment: str) -> None:
     with translated(path):
-        row = conn.execute("SELECT environment FROM ledger").fetchone()
+        row = conn.execute(sql("environment_find")).fetchone()
     if row is None:
         raise LedgerCorrupt(f"ledger {path} has lost its own name")
     if row[0] != environment:
@@ -76,6 +78,7 @@ class SqliteLedger:
         self._pool: ThreadPoolExecutor | None = None
         self._policies: dict[int, Policy] = {}
         self._turn = 0
+        self._watcher: sqlite3.Connection | None = None
         self._closed = False
 
     def close(self) -> None:
@@ -86,6 +89,8 @@ class SqliteLedger:
         self.writer.close()
         if self._pool is not None:
             self._pool.shutdown(wait=True)
+        if self._watcher is not None:
+            self._watcher.close()
         while True:
             try:
                 self._readers.get_nowait().close()
@@ -146,26 +151,24 @@ class SqliteLedger:
     async def retire_worker(self, worker: int) -> None:
         await self.writer.run(lambda tx, now: tx.run(sql("worker_stopped"), (worker, now)), "worker")
 
-    async def reserve(
-        self, worker: int, routes: Sequence[tuple[str, int]], limit: int, lease_us: int
-    ) -> list[Lease]:
+    async def reserve(self, worker: int, routes: Sequence[tuple[str, int]], limit: int, lease_us: int) -> list[Lease]:
         if limit <= 0 or not routes:
             return []
         self._turn += 1
         first = self._turn % len(routes)
         # No handler's backlog may keep the others from ever being claimed: each claim starts at another one.
         numbers = [identity.route_of(*route) for route in (*routes[first:], *routes[:first])]
-        return await self.writer.run(
-            lambda tx, now: work.reserve(tx, now, worker, numbers, limit, lease_us), "reserve"
-        )
+        return await self.writer.run(lambda tx, now: work.reserve(tx, now, worker, numbers, limit, lease_us), "reserve")
 
     async def close_attempts(self, worker: int, closings: Sequence[Closing]) -> list[Closed]:
-        return await self.writer.run(
-            lambda tx, now: work.close(tx, now, worker, closings, self.policy_in), "close"
-        )
+        return await self.writer.run(lambda tx, now: work.close(tx, now, worker, closings, self.policy_in), "close")
 
     async def extend(self, worker: int, leases: Sequence[tuple[int, int]], lease_us: int) -> set[int]:
         return await self.writer.run(lambda tx, now: work.extend(tx, now, worker, leases, lease_us), "extend")
+
+    def extend_sync(self, worker: int, leases: Sequence[tuple[int, int]], lease_us: int) -> set[int]:
+        """As :meth:`extend`, from the heart's thread."""
+        return self.transact_sync(lambda tx, now: work.extend(tx, now, worker, leases, lease_us), "extend")
 
     async def reap(self, limit: int, u: Sequence[float], routes: Iterable[tuple[str, int]]) -> Reaped:
         own = frozenset(routes)
@@ -180,8 +183,7 @@ class SqliteLedger:
 
     async def overdue(self) -> bool:
         """Whether the reaper has anything to do: one cheap read, so that an idle worker writes nothing."""
-        now = self.clock.estimate()
-        return await self.read(lambda tx: bool(tx.rows(sql("reap_due"), (now,))[0][0]))
+        return await self.read(lambda tx: bool(tx.rows(sql("reap_due"), (self._now_in(tx),))[0][0]))
 
     async def next_due(self, routes: Sequence[tuple[str, int]]) -> int | None:
         numbers = [identity.route_of(*route) for route in routes]
@@ -192,9 +194,24 @@ class SqliteLedger:
 
         return await self.read(query)
 
+    async def outstanding(self, routes: Sequence[tuple[str, int]]) -> bool:
+        numbers = [identity.route_of(*route) for route in routes]
+        return await self.read(lambda tx: any(tx.rows(sql("outstanding"), (number,))[0][0] for number in numbers))
+
+    def stamp(self) -> int:
+        if self._watcher is None:
+            self._watcher = connect(self.path)
+        stamp: int = self._watcher.execute("PRAGMA data_version").fetchone()[0]
+        return stamp
+
+    def estimate(self) -> int:
+        return self.clock.estimate()
+
     async def now(self) -> int:
-        stored = await self.read(lambda tx: int(tx.rows(sql("clock_read"))[0][0]))
-        return max(stored, self.clock.estimate())
+        return await self.read(self._now_in)
+
+    def _now_in(self, tx: Tx) -> int:
+        return self.clock.stored(tx.rows(sql("clock_read"))[0][0])
 
     async def policy(self, version: int) -> Policy:
         known = self._policies.get(version)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -11,16 +13,19 @@ from redrive.domain.delivery import Cause, Closed, Closing, Disposition, Hold, L
 from redrive.domain.outcome import WORKER_LOST, Category, Flag, OutcomeKind
 from redrive.domain.policy import Policy
 from redrive.domain.ports import Reaped
+from redrive.errors import RedriveError
 from redrive.ledger.sqlite.statements import sql
-from redrive.ledger.sqlite.tx import Params, RawTx, Tx
+from redrive.ledger.sqlite.tx import Params, RawTx, Row, Tx
 
 PRIORITIES: Final = (0, 1, 2, 3)
 PolicyOf = Callable[[Tx, int], Policy]
+_log = logging.getLogger("redrive.ledger")
 
 _SUCCESS: Final = {
     OutcomeKind.DELIVERED: int(Disposition.DELIVERED),
     OutcomeKind.NO_OP: int(Disposition.NO_OP),
 }
+_UNCHARGED: Final = (OutcomeKind.DEFERRED, OutcomeKind.INTERRUPTED)
 
 
 class _Row(NamedTuple):
@@ -36,6 +41,7 @@ class _Row(NamedTuple):
     leased_until: int | None
     started_at: int | None
     deferrals: int
+    own_faults: int
     ambiguous: int
     cancel_requested: int
     hold: int
@@ -48,9 +54,7 @@ class _Row(NamedTuple):
     policy_version: int
 
 
-def reserve(
-    tx: RawTx, now: int, worker: int, routes: Sequence[int], limit: int, lease_us: int
-) -> list[Lease]:
+def reserve(tx: RawTx, now: int, worker: int, routes: Sequence[int], limit: int, lease_us: int) -> list[Lease]:
     """Charge and lease up to ``limit`` due deliveries: routes in the order given, then priority, then age."""
     rows: list[Any] = []
     select, until = sql("reserve_select"), now + lease_us
@@ -79,8 +83,7 @@ def close(tx: RawTx, now: int, worker: int, closings: Sequence[Closing], policy_
         return [close_one(tx, now, worker, c, policy_of) for c in closings]
     if len(short) > 1 and _close_successes(tx, now, worker, short):
         return [
-            Closed.APPLIED if c.outcome.kind in _SUCCESS else close_one(tx, now, worker, c, policy_of)
-            for c in closings
+            Closed.APPLIED if c.outcome.kind in _SUCCESS else close_one(tx, now, worker, c, policy_of) for c in closings
         ]
     return [close_one(tx, now, worker, c, policy_of) for c in closings]
 
@@ -139,13 +142,22 @@ def close_one(tx: Tx, now: int, worker: int | None, c: Closing, policy_of: Polic
     return _late(tx, now, c, row, policy_of)
 
 
+def close_held(tx: Tx, now: int, c: Closing, policy_of: PolicyOf) -> Closed:
+    """Record an end only if the lease is still held; otherwise write nothing and say ``evidence``."""
+    found = tx.rows(sql("state_find"), (c.seq,))
+    row = _Row._make(found[0]) if found else None
+    if row is None or row.fence != c.fence or row.disposition != Disposition.LEASED:
+        return Closed.EVIDENCE
+    return close_one(tx, now, row.leased_by, c, policy_of)
+
+
 def _standing(row: _Row) -> Standing:
     return Standing(
         Disposition(row.disposition),
         row.attempt,
         row.max_attempts,
         row.deadline_at,
-        row.deferrals,
+        row.own_faults,
         bool(row.ambiguous),
     )
 
@@ -155,16 +167,12 @@ def _apply(tx: Tx, now: int, worker: int | None, c: Closing, row: _Row, decision
     waiting = decision.disposition is Disposition.WAITING
     next_at = now + decision.delay_us if waiting else None
     if charged:
-        late = (
-            Flag.LATE
-            if row.leased_until is not None and now >= row.leased_until and worker == row.leased_by
-            else 0
-        )
+        late = Flag.LATE if row.leased_until is not None and now >= row.leased_until and worker == row.leased_by else 0
         if c.outcome is WORKER_LOST:
             late = 0
         deferred = c._replace(deferrals=row.deferrals, attempt=row.attempt, generation=row.generation)
         tx.run(sql("attempt_insert"), _attempt_row(deferred, now, worker, next_at, decision.flags | late))
-    elif row.deferrals == 0 or row.last_category != decision.category:
+    elif row.deferrals == 0 or row.last_category != decision.category or decision.hold:
         # Repeated deferrals are coalesced: the count is on the state row, then on the attempt that follows.
         kind = "interrupted" if c.outcome.kind is OutcomeKind.INTERRUPTED else "deferred"
         _transition(tx, now, c.seq, kind, row.generation, c.fence, decision.category)
@@ -181,6 +189,7 @@ def _apply(tx: Tx, now: int, worker: int | None, c: Closing, row: _Row, decision
             0 if charged else row.deferrals + 1,
             int(decision.ambiguous),
             decision.category,
+            0 if charged else row.own_faults + (c.outcome.category is Category.OWN_FAULT),
         ),
     )
     if decision.disposition is Disposition.DEAD:
@@ -233,6 +242,8 @@ def _late(tx: Tx, now: int, c: Closing, row: _Row, policy_of: PolicyOf) -> Close
     recorded = tx.rows(sql("attempt_find"), (c.seq, c.fence))
     if recorded and recorded[0][0] == c.outcome.kind:
         return Closed.ALREADY
+    if not recorded and 0 < c.fence <= row.fence and c.outcome.kind in _UNCHARGED:
+        return Closed.ALREADY  # a reservation that has ended and left no attempt row ended just so
     current = c.fence == row.fence and row.disposition != Disposition.LEASED
     policy = policy_of(tx, row.policy_version)
     decision = decide(_standing(row), c.outcome, policy, now, c.u) if current else None
@@ -250,13 +261,15 @@ def _late(tx: Tx, now: int, c: Closing, row: _Row, policy_of: PolicyOf) -> Close
                 row.deferrals,
                 0,
                 c.outcome.category,
+                row.own_faults,
             ),
         )
         _transition(tx, now, c.seq, f"late_{c.outcome.kind}", row.generation, c.fence, c.outcome.category)
         return Closed.LATE_ACCEPTED
     kind = f"evidence_{c.outcome.kind}"
-    if tx.rows(sql("transition_known"), (c.seq, kind, c.fence, c.outcome.category)):
-        return Closed.ALREADY
+    for known in (kind, f"late_{c.outcome.kind}"):
+        if tx.rows(sql("transition_known"), (c.seq, known, c.fence, c.outcome.category)):
+            return Closed.ALREADY
     _transition(tx, now, c.seq, kind, row.generation, c.fence, c.outcome.category)
     return Closed.EVIDENCE
 
@@ -282,8 +295,10 @@ def reap(
     ``known`` is every (handler, envelope version) that some live worker executes: it tells an age that ran out
     in waiting for a decoder or a handler from one that simply ran out. ``u`` is cycled through.
     """
-    leases = tx.rows(sql("reap_leases"), (now, limit))
-    for index, (seq, fence, generation, attempt, started_at, deferrals, worker) in enumerate(leases):
+    handlers = {handler for handler, _ in known}
+
+    def lost(index: int, lease: Row) -> None:
+        seq, fence, generation, attempt, started_at, deferrals, worker = lease
         closing = Closing(
             seq,
             fence,
@@ -296,34 +311,69 @@ def reap(
             max(0, now - started_at),
         )
         close_one(tx, now, worker, closing, policy_of)
-    ages = tx.rows(sql("reap_ages"), (now, limit))
-    handlers = {handler for handler, _ in known}
-    for seq, envelope_version in ages:
-        row = _Row._make(tx.rows(sql("state_find"), (seq,))[0])
-        category = row.last_category
-        if row.attempt == 0:
-            if row.handler not in handlers:
-                category = Category.UNKNOWN_HANDLER
-            elif (row.handler, envelope_version) not in known:
-                category = Category.UNDECODABLE
-            elif row.hold == Hold.DESTINATION_DISABLED:
-                category = Category.DESTINATION_DISABLED
-        category = category or Category.AGE
-        _transition(tx, now, seq, "expired", row.generation, row.fence, category)
-        tx.run(
-            sql("state_close"),
-            (
-                seq,
-                row.fence,
-                int(Disposition.DEAD),
-                row.attempt,
-                row.available_at,
-                None,
-                0,
-                row.deferrals,
-                row.ambiguous,
-                category,
-            ),
-        )
-        bury(tx, now, seq, row, Cause.AGE_EXHAUSTED, category, bool(row.ambiguous))
-    return Reaped(len(leases), len(ages), more=len(leases) == limit or len(ages) == limit)
+
+    def aged(_: int, waiting: Row) -> None:
+        seq, envelope_version = waiting
+        _expire(tx, now, seq, envelope_version, handlers, known)
+
+    leases = _each(tx, sql("reap_leases"), now, limit, lost)
+    ages = _each(tx, sql("reap_ages"), now, limit, aged)
+    return Reaped(leases, ages, more=limit in (leases, ages))
+
+
+def _each(tx: RawTx, select: str, now: int, limit: int, act: Callable[[int, Row], None]) -> int:
+    """``act`` on up to ``limit`` rows, each alone: one that the ledger refuses to change stops no other."""
+    done = refused = 0
+    while done < limit and (rows := tx.rows(select, (now, limit - done, refused))):
+        for row in rows:
+            tx.conn.execute("SAVEPOINT delivery")
+            try:
+                act(done, row)
+            except (RedriveError, sqlite3.IntegrityError) as exc:
+                tx.conn.execute("ROLLBACK TO delivery")
+                if not refused:
+                    _log.error("delivery %d cannot be reaped: %s", row[0], exc)
+                refused += 1
+            else:
+                done += 1
+            tx.conn.execute("RELEASE delivery")
+    return done
+
+
+def _expire(
+    tx: Tx,
+    now: int,
+    seq: int,
+    envelope_version: int,
+    handlers: set[str],
+    known: frozenset[tuple[str, int]],
+) -> None:
+    """End waiting work whose age budget has run out; never attempted, it may have lacked a reader."""
+    row = _Row._make(tx.rows(sql("state_find"), (seq,))[0])
+    category = row.last_category
+    if row.attempt == 0:
+        if row.handler not in handlers:
+            category = Category.UNKNOWN_HANDLER
+        elif (row.handler, envelope_version) not in known:
+            category = Category.UNDECODABLE
+        elif row.hold == Hold.DESTINATION_DISABLED:
+            category = Category.DESTINATION_DISABLED
+    category = category or Category.AGE
+    _transition(tx, now, seq, "expired", row.generation, row.fence, category)
+    tx.run(
+        sql("state_close"),
+        (
+            seq,
+            row.fence,
+            int(Disposition.DEAD),
+            row.attempt,
+            row.available_at,
+            None,
+            0,
+            row.deferrals,
+            row.ambiguous,
+            category,
+            row.own_faults,
+        ),
+    )
+    bury(tx, now, seq, row, Cause.AGE_EXHAUSTED, category, bool(row.ambiguous))

@@ -81,6 +81,8 @@ class Writer:
         future: Future[T] = Future()
 
         def deliver(job: _Job[T]) -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # nobody is waiting any more
             if job.error is not None:
                 future.set_exception(job.error)
             else:
@@ -171,7 +173,7 @@ class Writer:
                 if job.error is None:
                     hit(job.point + ".before_commit")
             conn.execute("COMMIT")
-        except BaseException as exc:  # noqa: BLE001 - it belongs to whoever is waiting, not to this thread
+        except BaseException as exc:
             error = translate(exc, self._path) if isinstance(exc, sqlite3.Error) else exc
             self._roll_back(conn)
             for job in jobs:
@@ -181,9 +183,16 @@ class Writer:
         for job in jobs:
             if job.error is None:
                 hit(job.point + ".after_commit")
-                for listener in self.on_commit:
-                    listener(job.point)
+                self._announce(job.point)
         self._maybe_checkpoint(conn)
+
+    def _announce(self, point: str) -> None:
+        for listener in self.on_commit:
+            try:
+                listener(point)
+            except Exception:
+                # It is durable, and others wait for their results: a listener's fault is not theirs.
+                _log.exception("a listener for %s failed", point)
 
     def _in_savepoint(self, conn: sqlite3.Connection, tx: RawTx, job: _Job[Any], now: int) -> None:
         conn.execute("SAVEPOINT operation")

@@ -29,9 +29,8 @@ from redrive.webhooks.sender.tls import TlsContexts, key_material_failure, tls_c
 
 MAX_ADDRESSES: Final = 8
 """Addresses tried in one attempt. All of them are judged, however many there are."""
-_OURS = frozenset(
-    (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL, errno.EAGAIN)
-)
+_OURS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL, errno.EAGAIN))
+_LOST = frozenset((errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ENOTCONN))
 _GAI = {getattr(socket, name): name for name in dir(socket) if name.startswith("EAI_")}
 
 
@@ -60,9 +59,7 @@ class Dialler:
         self._contexts = TlsContexts()
         self._connect_hook = connect_hook
 
-    async def dial(
-        self, pools: Pools, pool: Pool, timeouts: Timeouts, total_at: float
-    ) -> Connection | Failure:
+    async def dial(self, pools: Pools, pool: Pool, timeouts: Timeouts, total_at: float) -> Connection | Failure:
         """A connection for ``pool``, or why there is none. ``total_at`` is a loop time.
 
         The caller holds the slot, and gives it to the connection if there is one.
@@ -232,9 +229,15 @@ class Dialler:
         except BaseException as exc:
             connection.abort()
             if isinstance(exc, OSError | ValueError):
-                phase = Phase.CONNECT if context is None else Phase.TLS
-                raise _failed(phase, *_secure_fault(exc)) from None
+                if context is None and isinstance(exc, OSError):
+                    raise _failed(Phase.CONNECT, _connect_fault(exc), _errno(exc)) from None
+                raise _failed(Phase.TLS, *_secure_fault(exc)) from None
             raise
+        finally:
+            if not isinstance(loop, asyncio.BaseEventLoop):
+                # uvloop closes the descriptor itself, but disarms our object only where the transport
+                # outlived create_connection. Left armed, it would later close somebody else's descriptor.
+                sock.detach()
         return connection
 
 
@@ -251,6 +254,8 @@ def _secure_fault(exc: OSError | ValueError) -> tuple[Fault, str]:
 def _connect_fault(exc: OSError) -> Fault:
     if exc.errno in _OURS:
         return Fault.OURS
+    if exc.errno in _LOST:
+        return Fault.LOST
     return Fault.TIMEOUT if exc.errno == errno.ETIMEDOUT else Fault.REFUSED
 
 

@@ -78,6 +78,7 @@ class Connection(asyncio.Protocol):
         "_total_at",
         "_transport",
         "deadline",
+        "fault",
         "has_slot",
         "max_age_at",
         "pool",
@@ -95,6 +96,7 @@ class Connection(asyncio.Protocol):
         self.deadline = NEVER
         self.max_age_at = NEVER
         self.served = 0
+        self.fault = Fault.LOST
         self.waiter: asyncio.Future[Observation] | None = None
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -287,9 +289,7 @@ class Connection(asyncio.Protocol):
         elif self._complete:
             reuse = self._keep_alive and not self._extra and self._ends_with_message(data, had_head)
             if reuse and self._fed == len(data) and self._length and not self._interim:
-                self._known = _Known(
-                    data[: len(data) - self._length], len(data), self._status, tuple(self._headers)
-                )
+                self._known = _Known(data[: len(data) - self._length], len(data), self._status, tuple(self._headers))
             self._end(truncated=False, reuse=reuse and self._is_flushed())
         elif self._extra or self._fed > 8 * request.max_response_body + request.max_response_head + _SLACK:
             self._end(truncated=True, reuse=False)
@@ -309,6 +309,7 @@ class Connection(asyncio.Protocol):
             detail = errno.errorcode.get(exc.errno, "oserror")
         else:
             detail = "closed"
+        self.fault = fault
         self._lost(detail, fault)
         self.pools.closed(self)
         self._transport = None

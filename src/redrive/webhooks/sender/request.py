@@ -89,9 +89,7 @@ class Proxy:
         _check_host(self.host, "proxy.host")
         _check_port(self.port, "proxy.port")
         if self.authorization is not None and set(self.authorization) & set(_CONTROLS):
-            raise InvalidInput(
-                "proxy authorization contains a control character", param="proxy.authorization"
-            )
+            raise InvalidInput("proxy authorization contains a control character", param="proxy.authorization")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +129,7 @@ class Endpoint:
         name = f"[{self.host}]" if ":" in self.host else self.host
         if self.port != (443 if self.scheme == "https" else 80):
             name = f"{name}:{self.port}"
-        object.__setattr__(
-            self, "prefix", b" HTTP/1.1\r\nHost: %b\r\nAccept-Encoding: identity\r\n" % name.encode()
-        )
+        object.__setattr__(self, "prefix", b" HTTP/1.1\r\nHost: %b\r\nAccept-Encoding: identity\r\n" % name.encode())
         object.__setattr__(self, "_hash", hash(self._identity()))
 
     def _identity(self) -> tuple[object, ...]:

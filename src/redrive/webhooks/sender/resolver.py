@@ -81,9 +81,7 @@ class SystemResolver:
         elif self._count >= self._max:
             raise ResolverBusy("every look-up thread is taken")
         lookup = _Lookup(host, loop.time())
-        thread = threading.Thread(
-            target=self._run, args=(loop, lookup, port), name="redrive-resolver", daemon=True
-        )
+        thread = threading.Thread(target=self._run, args=(loop, lookup, port), name="redrive-resolver", daemon=True)
         thread.start()
         self._count += 1
         self._in_flight.setdefault(host, []).append(lookup)
@@ -95,7 +93,7 @@ class SystemResolver:
             result = self._getaddrinfo(lookup.host, port)
         except OSError as exc:
             result = exc
-        except Exception:  # noqa: BLE001  (a waiter must always be told; UnicodeError and the like)
+        except Exception:  # UnicodeError and the like: a waiter must always be told
             result = socket.gaierror(socket.EAI_NONAME, "unusable name")
         with contextlib.suppress(RuntimeError):  # the loop was closed while the name servers kept silent
             loop.call_soon_threadsafe(self._done, lookup, result)

@@ -145,7 +145,7 @@ class Sender:
         phase = Phase.TLS if made.secure else Phase.CONNECT
         if made.broken == "unsolicited":
             return Failure(phase, Fault.MALFORMED, sent=False, detail="unsolicited")
-        return Failure(phase, Fault.LOST, sent=False, detail=made.broken or "closed")
+        return Failure(phase, made.fault, sent=False, detail=made.broken or "closed")
 
     def _make_pools(self) -> Pools:
         connections, per_endpoint, idle_s, max_age_s = self._limits

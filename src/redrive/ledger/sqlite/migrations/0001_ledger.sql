@@ -6,7 +6,7 @@ CREATE TABLE ledger (
   one         INTEGER NOT NULL PRIMARY KEY CHECK (one = 1),
   environment TEXT    NOT NULL,
   created_at  INTEGER NOT NULL,
-  registry    INTEGER NOT NULL DEFAULT 0   -- grows with every change of the destination registry
+  registry    INTEGER NOT NULL DEFAULT 0   -- another random number with every change of the registry
 ) STRICT;
 
 CREATE TABLE clock (
@@ -87,13 +87,15 @@ CREATE TABLE delivery_state (
   leased_until     INTEGER,
   started_at       INTEGER,
   deferrals        INTEGER NOT NULL DEFAULT 0,   -- uncharged reservations since the last charged one
+  own_faults       INTEGER NOT NULL DEFAULT 0,   -- of those, the ones that were our own fault, in a row
   ambiguous        INTEGER NOT NULL DEFAULT 0 CHECK (ambiguous IN (0, 1)),
   cancel_requested INTEGER NOT NULL DEFAULT 0 CHECK (cancel_requested IN (0, 1)),
   last_category    TEXT,
   CHECK ((disposition = 1) = (leased_by IS NOT NULL)),
   CHECK ((disposition = 1) = (leased_until IS NOT NULL)),
   CHECK ((disposition = 1) = (started_at IS NOT NULL)),
-  CHECK (disposition <> 1 OR attempt >= 1)
+  CHECK (disposition <> 1 OR attempt >= 1),
+  CHECK (disposition <> 0 OR attempt < max_attempts)   -- what waits can still start
 ) STRICT;
 CREATE INDEX delivery_state_ready ON delivery_state (route, priority, available_at, seq)
   WHERE disposition = 0 AND hold = 0;
@@ -246,23 +248,28 @@ CREATE TABLE audit (
 ) STRICT;
 
 -- Legal moves, whatever the code above believes. Terminal is final; only a new generation leaves dead; a charge
--- is exactly a reservation; a fence only grows; budgets change only with the generation.
+-- is exactly a reservation; a refund is the end of one that did not succeed; a lease keeps its holder; a fence only
+-- grows; budgets change only with the generation.
 CREATE TRIGGER delivery_state_legal BEFORE UPDATE ON delivery_state
 WHEN (OLD.disposition * 10 + NEW.disposition) NOT IN (0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15, 40)
   OR NEW.fence <> OLD.fence + (OLD.disposition = 0 AND NEW.disposition = 1)
   OR NEW.generation <> OLD.generation + (OLD.disposition = 4)
-  OR (NEW.attempt <> OLD.attempt + (OLD.disposition = 0 AND NEW.disposition = 1)
-      AND NOT (OLD.disposition = 1 AND NEW.disposition <> 1 AND NEW.attempt = OLD.attempt - 1)
-      AND NOT (OLD.disposition = 4 AND NEW.attempt = 0))
+  OR (OLD.disposition <> 4 AND NEW.attempt <> OLD.attempt + (OLD.disposition = 0 AND NEW.disposition = 1)
+      AND NOT (OLD.disposition = 1 AND NEW.disposition IN (0, 4, 5) AND NEW.attempt = OLD.attempt - 1))
+  OR (OLD.disposition = 4 AND NEW.attempt <> 0)
   OR (NEW.max_attempts <> OLD.max_attempts AND OLD.disposition <> 4)
+  OR (OLD.disposition = 1 AND NEW.disposition = 1 AND NEW.leased_by <> OLD.leased_by)
 BEGIN
   SELECT RAISE(ABORT, 'redrive: illegal change of a delivery');
 END;
 CREATE TRIGGER delivery_state_born BEFORE INSERT ON delivery_state
 WHEN NEW.disposition <> 0 OR NEW.attempt <> 0 OR NEW.fence <> 0 OR NEW.generation <> 0
+  OR EXISTS (SELECT 1 FROM delivery_state WHERE seq = NEW.seq)
 BEGIN
-  SELECT RAISE(ABORT, 'redrive: a delivery is born waiting, with an untouched budget');
+  SELECT RAISE(ABORT, 'redrive: a delivery is born once, waiting, with an untouched budget');
 END;
+CREATE TRIGGER delivery_state_no_delete BEFORE DELETE ON delivery_state
+BEGIN SELECT RAISE(ABORT, 'redrive: a delivery is always in exactly one disposition'); END;
 CREATE TRIGGER attempt_no_update BEFORE UPDATE ON attempt
 BEGIN SELECT RAISE(ABORT, 'redrive: attempt is append-only'); END;
 CREATE TRIGGER attempt_no_delete BEFORE DELETE ON attempt
@@ -289,6 +296,8 @@ CREATE TRIGGER identity_no_delete BEFORE DELETE ON identity
 BEGIN SELECT RAISE(ABORT, 'redrive: identity is insert-only'); END;
 CREATE TRIGGER policy_no_update BEFORE UPDATE ON policy
 BEGIN SELECT RAISE(ABORT, 'redrive: policy is insert-only'); END;
+CREATE TRIGGER policy_no_delete BEFORE DELETE ON policy
+BEGIN SELECT RAISE(ABORT, 'redrive: policy is insert-only'); END;
 CREATE TRIGGER audit_no_update BEFORE UPDATE ON audit
 BEGIN SELECT RAISE(ABORT, 'redrive: audit is append-only'); END;
 CREATE TRIGGER audit_no_delete BEFORE DELETE ON audit
@@ -304,4 +313,6 @@ BEGIN SELECT RAISE(ABORT, 'redrive: dead_letter is evidence; only its state chan
 CREATE TRIGGER dead_letter_no_delete BEFORE DELETE ON dead_letter
 BEGIN SELECT RAISE(ABORT, 'redrive: dead_letter is evidence'); END;
 CREATE TRIGGER repeat_no_update BEFORE UPDATE ON repeat
+BEGIN SELECT RAISE(ABORT, 'redrive: repeat is append-only'); END;
+CREATE TRIGGER repeat_no_delete BEFORE DELETE ON repeat
 BEGIN SELECT RAISE(ABORT, 'redrive: repeat is append-only'); END;

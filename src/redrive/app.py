@@ -1,0 +1,428 @@
+"""``Redrive``: the one object a user makes, and the place where the layers are wired together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random as random_module
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from redrive.accepting import WEBHOOK, Job, JobSpec, Publication, jobs, prepare, publications
+from redrive.domain.delivery import Closed, Closing, Enqueued, Lease, Published
+from redrive.domain.envelope import CURRENT, Decoder, Decoders
+from redrive.domain.identity import Key, Unique
+from redrive.domain.outcome import Outcome
+from redrive.domain.policy import JOBS, OnUnknown, Policy
+from redrive.domain.signals import NoOp, Permanent, Retry, Unknown
+from redrive.domain.values import check_slug, duration_us
+from redrive.errors import ConfigError, RedriveError
+from redrive.failpoint import hit
+from redrive.ledger.sqlite import enqueue as entry
+from redrive.ledger.sqlite import ledger as sqlite_ledger
+from redrive.ledger.sqlite import work
+from redrive.ledger.sqlite.callers import run_in, run_in_async
+from redrive.ledger.sqlite.clock import LedgerClock
+from redrive.ledger.sqlite.statements import sql
+from redrive.ledger.sqlite.tx import Tx
+from redrive.worker.jobs import ConfirmFunction, Context, Function, JobHandler
+from redrive.worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from redrive.recovery.operations import Operations
+    from redrive.webhooks.destinations import Destinations
+    from redrive.webhooks.guard import AddressPolicy
+    from redrive.webhooks.handler import Confirm
+    from redrive.webhooks.publish import Event
+
+__all__ = ["Context", "Job", "JobSpec", "Publication", "Redrive"]
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+MIB: Final = 1024 * 1024
+
+
+class Redrive:
+    """An application on one ledger. Making one opens nothing; the first use does.
+
+    ``environment`` must be the name that the ledger is stamped with. ``address_policy`` says which addresses
+    webhooks may be sent to beside the public internet on port 443. ``clock`` (microseconds UTC) and ``random`` are
+    for tests.
+    """
+
+    def __init__(
+        self,
+        ledger: str = "sqlite:///redrive.db",
+        *,
+        environment: str = "development",
+        worker: WorkerSettings | None = None,
+        max_payload_bytes: int = MIB,
+        address_policy: AddressPolicy | None = None,
+        producer: str | None = None,
+        clock: Callable[[], int] | None = None,
+        random: Callable[[], float] | None = None,
+    ) -> None:
+        check_slug(environment, "environment")
+        if isinstance(max_payload_bytes, bool) or not 1 <= max_payload_bytes <= 256 * MIB:
+            raise ConfigError("max_payload_bytes must be 1 byte to 256 MiB", param="max_payload_bytes")
+        self.url = ledger
+        self.environment = environment
+        self.worker_settings = worker or WorkerSettings()
+        self.max_payload_bytes = max_payload_bytes
+        self.producer = producer or f"{socket.gethostname()}:{os.getpid()}"
+        self._clock = clock
+        self._random = random or random_module.SystemRandom().random
+        self._guard = address_policy
+        self._ledger: sqlite_ledger.SqliteLedger | None = None
+        self._handlers: dict[str, JobHandler] = {}
+        self._confirms: dict[str, Confirm] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._rejected: dict[str, int] = {}
+        self._fan_out: Any = None
+
+    # Opening and closing.
+
+    def init(self) -> list[str]:
+        """Create the ledger, or bring it to this release's schema; returns the names of the steps applied."""
+        self.close()
+        steps = sqlite_ledger.create(self.url, self.environment, LedgerClock(self._clock))
+        return [f"{step.version:04}_{step.name}" for step in steps]
+
+    @property
+    def ledger(self) -> sqlite_ledger.SqliteLedger:
+        """The opened ledger. Raises a :class:`~redrive.errors.LedgerError` that says what is wrong with it."""
+        if self._ledger is None:
+            self._ledger = sqlite_ledger.SqliteLedger(self.url, self.environment, LedgerClock(self._clock))
+        return self._ledger
+
+    def close(self) -> None:
+        """Finish queued writes and close the ledger. The object can be used again afterwards."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+        if self._ledger is not None:
+            ledger, self._ledger = self._ledger, None
+            counts, self._rejected = self._rejected, {}
+            if counts:
+                ledger.transact_sync(lambda tx, now: entry.count_rejections(tx, counts), "count")
+            ledger.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def address_policy(self) -> AddressPolicy:
+        """What the address guard allows."""
+        if self._guard is None:
+            from redrive.webhooks.guard import AddressPolicy
+
+            self._guard = AddressPolicy()
+        return self._guard
+
+    @property
+    def destinations(self) -> Destinations:
+        """The registry of webhook destinations."""
+        from redrive.webhooks.destinations import Destinations
+
+        return Destinations(self.ledger, self.address_policy)
+
+    @property
+    def operations(self) -> Operations:
+        """What an operator asks and does: search, show, timeline, cancel, counts, status, verify."""
+        from redrive.recovery.operations import Operations
+
+        return Operations(self.ledger)
+
+    # Handlers.
+
+    def handler(
+        self,
+        name: str,
+        *,
+        policy: Policy = JOBS,
+        timeout: float | timedelta | str | None = None,
+        unknown: OnUnknown | str | None = None,
+        confirm: ConfirmFunction | None = None,
+        outcomes: dict[type[BaseException], Retry | Permanent | NoOp | Unknown] | None = None,
+        decoders: dict[int, Decoder] | None = None,
+        envelope_version: int = CURRENT,
+    ) -> Callable[[F], F]:
+        """Make an async or sync function ``(context, payload)`` the handler of deliveries named ``name``.
+
+        Returning means delivered; raising ``Retry``, ``Permanent``, ``NoOp`` or ``Unknown`` says otherwise; any other
+        exception is looked up in ``outcomes`` and is retryable if it is not there. ``timeout`` bounds one attempt;
+        what runs past it may have taken effect, so its outcome is ``unknown``, and ``unknown`` (``retry``,
+        ``hold`` or ``confirm``) says what follows. ``decoders`` reads each envelope version this application knows,
+        ``envelope_version`` is the one it writes. The function itself is returned unchanged.
+        """
+        check_slug(name, "name")
+        if name == WEBHOOK or name in self._handlers:
+            raise ConfigError(f"there is already a handler {name!r}", param="name")
+        spec = policy if unknown is None else _with_unknown(policy, unknown)
+        if spec.on_unknown is OnUnknown.CONFIRM and confirm is None:
+            raise ConfigError("unknown = confirm needs a confirm function", param="confirm")
+
+        def attach(function: F) -> F:
+            self._handlers[name] = JobHandler(
+                name,
+                _checked(function),
+                policy=spec,
+                timeout_s=None if timeout is None else duration_us(timeout, "timeout") / 1e6,
+                decoders=Decoders(decoders),
+                write_version=envelope_version,
+                outcomes=dict(outcomes or {}),
+                confirm=confirm,
+                threads=self._threads,
+                close_in=self._close_in,
+                close_in_async=self._close_in_async,
+                was_closed=self._was_closed,
+            )
+            return function
+
+        return attach
+
+    def confirm(self, name: str) -> Callable[[Confirm], Confirm]:
+        """Make an async function the confirm function ``name`` that webhook destinations can refer to."""
+        check_slug(name, "name")
+        if name in self._confirms:
+            raise ConfigError(f"there is already a confirm function {name!r}", param="name")
+
+        def attach(function: Confirm) -> Confirm:
+            self._confirms[name] = function
+            return function
+
+        return attach
+
+    @property
+    def handlers(self) -> tuple[str, ...]:
+        """The names this application can execute, ``webhook`` among them."""
+        return (*sorted(self._handlers), WEBHOOK)
+
+    @property
+    def job_handlers(self) -> Mapping[str, JobHandler]:
+        """The Python handlers, by name."""
+        return self._handlers
+
+    @property
+    def confirms(self) -> Mapping[str, Confirm]:
+        """The confirm functions that destinations can refer to, by name."""
+        return self._confirms
+
+    @property
+    def random(self) -> Callable[[], float]:
+        """What spreads retries: a float in [0, 1)."""
+        return self._random
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.worker_settings.threads, thread_name_prefix="redrive-job")
+        return self._pool
+
+    # Enqueue.
+
+    def enqueue(
+        self,
+        handler: str,
+        payload: Any = None,
+        *,
+        key: Key | Unique,
+        tenant: str = "default",
+        scope: str | None = None,
+        destination: str = "",
+        delay: float | timedelta | str | None = None,
+        at: datetime | None = None,
+        priority: int = 2,
+        connection: Any = None,
+        allow_unknown: bool = False,
+    ) -> Job:
+        """Accept one job; when this returns it is durable. See :class:`JobSpec` for the arguments.
+
+        With ``connection`` it happens inside the caller's own transaction on the ledger's file, and is rolled
+        back with it. The same key with the same payload returns the first delivery; with another payload it
+        raises :class:`~redrive.errors.Conflict`. An unknown handler is an error unless ``allow_unknown``.
+        """
+        spec = JobSpec(handler, payload, key, tenant, scope, destination, delay, at, priority)
+        return self.enqueue_many([spec], connection=connection, allow_unknown=allow_unknown)[0]
+
+    def enqueue_many(
+        self, specs: Sequence[JobSpec], *, connection: Any = None, allow_unknown: bool = False
+    ) -> list[Job]:
+        """Accept jobs in one transaction: all of them, or, on any error or conflict, none."""
+        operation = self._accepting(specs, allow_unknown, "connection" if connection is not None else "library")
+        if connection is None:
+            return jobs(specs, self.ledger.transact_sync(operation, "enqueue"))
+        return jobs(specs, self._in_caller(connection, operation))
+
+    async def enqueue_async(self, handler: str, payload: Any = None, **arguments: Any) -> Job:
+        """As :meth:`enqueue`, without blocking the event loop; ``connection`` may be an async SQLAlchemy one."""
+        connection = arguments.pop("connection", None)
+        allow_unknown = arguments.pop("allow_unknown", False)
+        spec = JobSpec(handler, payload, **arguments)
+        return (await self.enqueue_many_async([spec], connection=connection, allow_unknown=allow_unknown))[0]
+
+    async def enqueue_many_async(
+        self, specs: Sequence[JobSpec], *, connection: Any = None, allow_unknown: bool = False
+    ) -> list[Job]:
+        """As :meth:`enqueue_many`, without blocking the event loop."""
+        operation = self._accepting(specs, allow_unknown, "connection" if connection is not None else "library")
+        if connection is None:
+            return jobs(specs, await self.ledger.transact(operation, "enqueue"))
+        return jobs(specs, await self._in_caller_async(connection, operation))
+
+    def _accepting(
+        self, specs: Sequence[JobSpec], allow_unknown: bool, path: str
+    ) -> Callable[[Tx, int], list[Enqueued]]:
+        items = self._counted(
+            lambda: [
+                prepare(spec, self._handlers.get(spec.handler), allow_unknown, self.max_payload_bytes) for spec in specs
+            ]
+        )
+        counts, self._rejected = self._rejected, {}
+
+        def operation(tx: Tx, now: int) -> list[Enqueued]:
+            if counts:
+                entry.count_rejections(tx, counts)
+            return entry.accept_all(tx, now, items, path=path, producer=self.producer)
+
+        return operation
+
+    # Publish.
+
+    def publish(
+        self,
+        event_type: str,
+        payload: Any,
+        *,
+        event_id: Key | Unique,
+        tenant: str = "default",
+        scope: str | None = None,
+        content_type: str = "application/json",
+        occurred_at: datetime | None = None,
+        connection: Any = None,
+    ) -> Publication:
+        """Accept an event and one delivery for each of the tenant's destinations that subscribes to its type.
+
+        ``payload`` bytes are stored once and sent byte for byte. Publishing the same ``event_id`` again returns the
+        first; with another type or payload it raises :class:`~redrive.errors.Conflict`. ``connection`` as in
+        :meth:`enqueue`.
+        """
+        from redrive.webhooks.publish import Event
+
+        event = Event(event_type, payload, event_id, tenant, scope, content_type, occurred_at)
+        return self.publish_many([event], connection=connection)[0]
+
+    def publish_many(self, events: Sequence[Event], *, connection: Any = None) -> list[Publication]:
+        """Accept events in one transaction: all of them, or, on any error or conflict, none."""
+        operation, keys = self._publishing(events, "connection" if connection is not None else "library")
+        if connection is None:
+            return publications(self.ledger.transact_sync(operation, "enqueue"), keys)
+        return publications(self._in_caller(connection, operation), keys)
+
+    async def publish_async(
+        self, event_type: str, payload: Any, *, connection: Any = None, **arguments: Any
+    ) -> Publication:
+        """As :meth:`publish`, without blocking the event loop."""
+        from redrive.webhooks.publish import Event
+
+        event = Event(event_type, payload, **arguments)
+        return (await self.publish_many_async([event], connection=connection))[0]
+
+    async def publish_many_async(self, events: Sequence[Event], *, connection: Any = None) -> list[Publication]:
+        """As :meth:`publish_many`, without blocking the event loop."""
+        operation, keys = self._publishing(events, "connection" if connection is not None else "library")
+        if connection is None:
+            return publications(await self.ledger.transact(operation, "enqueue"), keys)
+        return publications(await self._in_caller_async(connection, operation), keys)
+
+    def _publishing(self, events: Sequence[Event], path: str) -> tuple[Callable[[Tx, int], list[Published]], list[str]]:
+        from redrive.webhooks import publish
+        from redrive.webhooks.catalog import FanOut
+
+        fan_out = self._fan_out = self._fan_out or FanOut()
+        prepared = self._counted(
+            lambda: [publish.prepare(event, secrets.token_bytes(16), self.max_payload_bytes) for event in events]
+        )
+
+        def operation(tx: Tx, now: int) -> list[Published]:
+            return publish.publish_all(tx, now, prepared, fan_out, path=path, producer=self.producer)
+
+        return operation, [event.event_key for event in prepared]
+
+    # Work.
+
+    def run(self, *, until_idle: bool = False) -> None:
+        """Work in this process until SIGTERM or SIGINT, or until nothing of these handlers is left to do."""
+        from redrive.running import run
+
+        run(self, until_idle=until_idle)
+
+    async def work(self, *, until_idle: bool = False, stop: asyncio.Event | None = None) -> None:
+        """As :meth:`run`, in the caller's event loop; set ``stop`` to drain and return. Installs no signal handlers."""
+        from redrive.running import work
+
+        await work(self, until_idle=until_idle, stop=stop)
+
+    # Effects in the ledger's own database.
+
+    def _closing(self, lease: Lease, outcome: Outcome) -> Callable[[Tx, int], Closed]:
+        closing = Closing(
+            lease.seq,
+            lease.fence,
+            lease.generation,
+            lease.attempt,
+            lease.started_at,
+            lease.deferrals,
+            outcome,
+            self._random(),
+            max(0, self.ledger.estimate() - lease.started_at),
+        )
+
+        def operation(tx: Tx, now: int) -> Closed:
+            closed = work.close_held(tx, now, closing, self.ledger.policy_in)
+            hit("close_in.before_commit")
+            return closed
+
+        return operation
+
+    def _close_in(self, connection: Any, lease: Lease, outcome: Outcome) -> Closed:
+        return self._in_caller(connection, self._closing(lease, outcome))
+
+    async def _close_in_async(self, connection: Any, lease: Lease, outcome: Outcome) -> Closed:
+        return await self._in_caller_async(connection, self._closing(lease, outcome))
+
+    async def _was_closed(self, lease: Lease) -> bool:
+        return await self.ledger.read(lambda tx: bool(tx.rows(sql("attempt_find"), (lease.seq, lease.fence))))
+
+    def _in_caller(self, connection: Any, operation: Callable[[Tx, int], T]) -> T:
+        ledger = self.ledger
+        return run_in(connection, ledger.path, self.environment, ledger.clock, operation)
+
+    async def _in_caller_async(self, connection: Any, operation: Callable[[Tx, int], T]) -> T:
+        ledger = self.ledger
+        return await run_in_async(connection, ledger.path, self.environment, ledger.clock, operation)
+
+    def _counted(self, prepare: Callable[[], T]) -> T:
+        """Refused enqueues are counted by their error's code; the count reaches the ledger with a later write."""
+        try:
+            return prepare()
+        except RedriveError as exc:
+            self._rejected[exc.code] = self._rejected.get(exc.code, 0) + 1
+            raise
+
+
+def _with_unknown(policy: Policy, unknown: OnUnknown | str) -> Policy:
+    return replace(policy, on_unknown=OnUnknown(unknown))
+
+
+def _checked(function: Function) -> Function:
+    if not callable(function):
+        raise ConfigError("a handler is a function (context, payload)", param="handler")
+    return function

@@ -1,0 +1,1 @@
+"""Insight: what the ledger shows about itself as a whole."""

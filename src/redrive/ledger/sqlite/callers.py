@@ -1,0 +1,128 @@
+"""The caller's own connection as a transaction of ours: same file, same statements, the caller's commit."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from redrive.errors import EnvironmentMismatch, InvalidInput
+from redrive.ledger.sqlite.clock import LedgerClock
+from redrive.ledger.sqlite.connect import translate
+from redrive.ledger.sqlite.enqueue import tick
+from redrive.ledger.sqlite.statements import sql
+from redrive.ledger.sqlite.tx import Params, Row, SqlAlchemyTx, Tx
+
+T = TypeVar("T")
+
+
+class CursorTx:
+    """A caller's standard library connection, whatever row factory it has."""
+
+    __slots__ = ("_conn",)
+
+    def __init__(self, conn: sqlite3.Connection) -> None:
+        self._conn = conn
+
+    def _execute(self, statement: str, params: Params) -> sqlite3.Cursor:
+        cursor = self._conn.cursor()
+        cursor.row_factory = None
+        return cursor.execute(statement, params)
+
+    def rows(self, statement: str, params: Params = ()) -> list[Row]:
+        return self._execute(statement, params).fetchall()
+
+    def run(self, statement: str, params: Params = ()) -> int:
+        return self._execute(statement, params).rowcount
+
+    def many(self, statement: str, params: Sequence[Params]) -> int:
+        return self._conn.executemany(statement, params).rowcount
+
+
+def run_in(connection: Any, path: Path, environment: str, clock: LedgerClock, operation: Callable[[Tx, int], T]) -> T:
+    """Run ``operation`` in the caller's open transaction on a sync connection or session.
+
+    Raises :class:`InvalidInput` for a connection to another file, one without a transaction, or an async one.
+    """
+    tx = _sync_tx(connection)
+    try:
+        _check_file(tx, path)
+        # A write first: it takes the lock, so that nothing can come between what we read and what we write.
+        now = tick(tx, clock.estimate())
+        _check_environment(tx, environment)
+        return operation(tx, now)
+    except sqlite3.Error as exc:
+        raise translate(exc, path) from exc
+
+
+async def run_in_async(
+    connection: Any, path: Path, environment: str, clock: LedgerClock, operation: Callable[[Tx, int], T]
+) -> T:
+    """As :func:`run_in`, on a SQLAlchemy ``AsyncConnection`` or ``AsyncSession``."""
+    run_sync = getattr(connection, "run_sync", None)
+    if run_sync is None or not type(connection).__module__.startswith("sqlalchemy."):
+        raise _not_a_connection(connection)
+    result: T = await run_sync(lambda sync: run_in(sync, path, environment, clock, operation))
+    return result
+
+
+def is_async(connection: Any) -> bool:
+    """Whether the connection needs to be awaited."""
+    return hasattr(connection, "run_sync")
+
+
+def _sync_tx(connection: Any) -> Tx:
+    if isinstance(connection, sqlite3.Connection):
+        if connection.isolation_level is None and not connection.in_transaction:
+            raise InvalidInput(
+                "the connection is in autocommit mode and has no open transaction",
+                param="connection",
+                hint="execute BEGIN IMMEDIATE first",
+            )
+        return CursorTx(connection)
+    if is_async(connection):
+        raise InvalidInput(
+            "this is an async connection",
+            param="connection",
+            hint="await the method whose name ends in _async",
+        )
+    module = type(connection).__module__
+    if module.startswith("sqlalchemy."):
+        session_connection = getattr(connection, "connection", None)
+        if callable(session_connection):  # a Session
+            connection = session_connection()
+        if connection.get_isolation_level() == "AUTOCOMMIT":
+            raise InvalidInput(
+                "the connection is in autocommit mode", param="connection", hint="use a transactional one"
+            )
+        return SqlAlchemyTx(connection)
+    raise _not_a_connection(connection)
+
+
+def _not_a_connection(connection: Any) -> InvalidInput:
+    return InvalidInput(
+        f"a {type(connection).__name__} is not a connection to the ledger",
+        param="connection",
+        hint="pass a sqlite3.Connection, or a SQLAlchemy Connection, Session, AsyncConnection or AsyncSession",
+    )
+
+
+def _check_file(tx: Tx, path: Path) -> None:
+    """The ledger's own file, or nothing. Reads no page of it."""
+    files = [row[2] for row in tx.rows("PRAGMA database_list") if row[1] == "main"]
+    if not files or not files[0] or not os.path.samefile(files[0], path):
+        raise InvalidInput(
+            "the connection is to another database than the ledger",
+            param="connection",
+            hint=f"connect to {path.name}, or enqueue without a connection",
+        )
+
+
+def _check_environment(tx: Tx, environment: str) -> None:
+    (name,) = tx.rows(sql("environment"))[0]
+    if name != environment:
+        raise EnvironmentMismatch(
+            f"the ledger belongs to environment {name!r}, not {environment!r}", param="environment"
+        )

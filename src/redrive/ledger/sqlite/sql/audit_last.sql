@@ -1,0 +1,1 @@
+SELECT digest FROM audit ORDER BY audit DESC LIMIT 1

@@ -1,0 +1,1 @@
+INSERT INTO clock (one, now) VALUES (1, ?1)

@@ -1,0 +1,1 @@
+UPDATE clock SET now = ?1

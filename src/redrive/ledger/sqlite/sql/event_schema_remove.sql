@@ -1,0 +1,1 @@
+DELETE FROM event_schema WHERE event_type = ?1

@@ -1,0 +1,1 @@
+INSERT INTO ledger (one, environment, created_at) VALUES (1, ?1, ?2)

@@ -1,0 +1,1 @@
+SELECT code, count FROM rejection ORDER BY code

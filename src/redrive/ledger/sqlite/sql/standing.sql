@@ -1,0 +1,1 @@
+SELECT disposition, generation, fence FROM delivery_state WHERE seq = ?1

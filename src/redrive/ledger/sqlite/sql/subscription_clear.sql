@@ -1,0 +1,1 @@
+DELETE FROM subscription WHERE destination_id = ?1

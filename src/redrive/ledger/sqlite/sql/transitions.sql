@@ -1,0 +1,3 @@
+-- ?1 seq
+SELECT transition, at, kind, generation, fence, category, actor, reason FROM transition WHERE seq = ?1
+ORDER BY transition

@@ -1,0 +1,6 @@
+-- Facts, without the payload. The order is fold.Facts'. ?1 after ?2 to
+SELECT d.seq, d.delivery_id, d.handler, d.tenant, d.scope, d.destination, d.event_seq, coalesce(length(d.payload), 0),
+       d.content_type, d.envelope_version, d.policy_version, d.max_attempts, d.deadline_at, d.first_queued_at,
+       d.first_due_at, d.first_hold, e.payload_hash, e.content_type
+FROM delivery d LEFT JOIN event e ON e.event_seq = d.event_seq
+WHERE d.seq > ?1 AND d.seq <= ?2

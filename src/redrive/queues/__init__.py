@@ -1,0 +1,1 @@
+"""Mechanisms: what decides who is handed due work, and when. This release has the database itself."""

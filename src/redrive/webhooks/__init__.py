@@ -1,0 +1,1 @@
+"""Webhooks: publish and fan-out, destinations, signing, our own HTTP sender, the address guard, the outcome table."""

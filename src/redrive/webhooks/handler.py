@@ -1,0 +1,191 @@
+"""The built-in ``webhook`` handler: one lease, at most one request, one outcome."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from redrive.domain.delivery import Lease
+from redrive.domain.envelope import Decoders, Undecodable, decode_opaque
+from redrive.domain.identity import attempt_id, to_text
+from redrive.domain.outcome import Category, Flag, Outcome, OutcomeKind
+from redrive.domain.policy import OnUnknown
+from redrive.domain.ports import LeaseGuard
+from redrive.failpoint import hit
+from redrive.webhooks.catalog import Catalog, Compiled
+from redrive.webhooks.observation import Failure
+from redrive.webhooks.publish import HANDLER
+from redrive.webhooks.secrets import SecretUnavailable
+from redrive.webhooks.sender import Request, Sender
+
+_log = logging.getLogger("redrive.webhooks")
+_OWN_FAULT: Final = Outcome(OutcomeKind.DEFERRED, Category.OWN_FAULT)
+_DISABLED: Final = Outcome(OutcomeKind.DEFERRED, Category.DESTINATION_DISABLED)
+_FORBIDDEN: Final = Outcome(OutcomeKind.PERMANENT, Category.FORBIDDEN_ADDRESS)
+_NO_DESTINATION: Final = Outcome(OutcomeKind.PERMANENT, Category.POLICY)
+_UNDECODABLE: Final = Outcome(OutcomeKind.PERMANENT, Category.UNDECODABLE)
+_PAYLOAD_INVALID: Final = Outcome(OutcomeKind.PERMANENT, Category.PAYLOAD_INVALID)
+CONFIRMED: Final = Outcome(OutcomeKind.DELIVERED, Category.CONFIRMED, flags=Flag.CONFIRMED)
+CONFIRM_FAILED: Final = Outcome(OutcomeKind.RETRYABLE, Category.CONFIRM_FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a confirm function is told: which delivery may have taken effect already."""
+
+    delivery_id: str
+    event_type: str
+    event_id: str
+    tenant: str
+    scope: str | None
+    destination: str
+    generation: int
+    attempt: int
+    payload: bytes
+
+
+Confirm = Callable[[Sent], Awaitable[bool | None]]
+"""True: the effect is there. False: it is not, send again. None: cannot tell, try later."""
+
+
+class WebhookHandler:
+    """Sends an event's bytes to its destination, signed, and reads the answer by the destination's table.
+
+    Request headers: ``webhook-id`` and ``idempotency-key`` carry the delivery ID, the same on every attempt;
+    ``webhook-timestamp`` and ``webhook-signature`` are of this attempt (Standard Webhooks); ``redrive-event-id``,
+    ``redrive-event-type``, ``redrive-attempt`` (``generation.number``) and ``redrive-attempt-id``, unique for each
+    request, say what and which one it is.
+    """
+
+    name = HANDLER
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        sender: Sender,
+        confirms: Mapping[str, Confirm],
+        on_gone: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._catalog = catalog
+        self._sender = sender
+        self._confirms = confirms
+        self._on_gone = on_gone
+        self._decoders = Decoders({1: decode_opaque})
+
+    @property
+    def envelope_versions(self) -> frozenset[int]:
+        return self._decoders.versions
+
+    async def execute(self, lease: Lease, guard: LeaseGuard) -> Outcome | None:
+        destination = self._catalog.destination(lease.destination)
+        if destination is None:
+            return _NO_DESTINATION
+        if not destination.enabled:
+            return _DISABLED
+        if destination.forbidden:
+            return _FORBIDDEN
+        try:
+            body: bytes = self._decoders.decode(
+                lease.envelope_version, lease.content_type, lease.payload, lease.payload_hash
+            )
+        except Undecodable:
+            return _UNDECODABLE
+        where = self._catalog.schemas().check(lease.event_type or "", body)
+        if where is not None:
+            _log.info("delivery refused by the schema of %s at %s", lease.event_type, where)
+            return _PAYLOAD_INVALID
+        if lease.ambiguous and destination.settings.policy.on_unknown is OnUnknown.CONFIRM:
+            verdict = await self._confirm(lease, destination, body, guard)
+            if verdict is not None:
+                return verdict
+        try:
+            request = self.request(lease, destination, body)
+        except SecretUnavailable as exc:
+            _log.error("destination %s: %s", lease.destination, exc)
+            return _OWN_FAULT
+        if not guard.holds():
+            return None
+        guard.start()
+        hit("connect.before")
+        observation = await self._sender.send(request)
+        hit("send.after")
+        outcome = destination.table.classify(observation, time.time_ns() // 1000, destination.settings.excerpt)
+        if isinstance(observation, Failure) and _log.isEnabledFor(logging.DEBUG):
+            _log.debug("delivery to %s failed: %s", lease.destination, observation)
+        if outcome.disable_destination:
+            await self._on_gone(lease.destination)
+        return outcome
+
+    def request(self, lease: Lease, destination: Compiled, body: bytes) -> Request:
+        """The request of this attempt. Raises :class:`SecretUnavailable`."""
+        delivery = to_text("dlv", lease.delivery_id)
+        now_us = time.time_ns() // 1000
+        timestamp = now_us // 1_000_000
+        headers = [
+            (b"Content-Type", lease.content_type.encode()),
+            (b"Webhook-Id", delivery.encode()),
+            (b"Webhook-Timestamp", b"%d" % timestamp),
+            (b"Idempotency-Key", b'"%b"' % delivery.encode()),
+            (b"Redrive-Event-Id", to_text("evt", lease.event_id or b"").encode()),
+            (b"Redrive-Event-Type", (lease.event_type or "").encode()),
+            (b"Redrive-Attempt", b"%d.%d" % (lease.generation, lease.attempt)),
+            (b"Redrive-Attempt-Id", to_text("att", attempt_id(lease.delivery_id, lease.fence)).encode()),
+        ]
+        signer = destination.signer(now_us)
+        if signer is not None:
+            headers.append((b"Webhook-Signature", signer.sign(delivery, timestamp, body).encode()))
+        headers += destination.headers()
+        settings = destination.settings
+        return Request(
+            destination.endpoint(),
+            destination.path,
+            headers,
+            body,
+            settings.timeouts,
+            fresh=destination.fresh,
+            max_response_body=settings.max_response_body,
+            on_send=_SEND_POINT,
+            on_head=_HEAD_POINT,
+        )
+
+    async def _confirm(self, lease: Lease, destination: Compiled, body: bytes, guard: LeaseGuard) -> Outcome | None:
+        """Ask whether an earlier attempt's effect is there; None means that it is not, and may be sent."""
+        confirm = self._confirms.get(destination.settings.confirm or "")
+        if confirm is None:
+            _log.error("destination %s: no confirm function of that name here", lease.destination)
+            return _OWN_FAULT
+        guard.start()
+        sent = Sent(
+            to_text("dlv", lease.delivery_id),
+            lease.event_type or "",
+            to_text("evt", lease.event_id or b""),
+            lease.tenant,
+            lease.scope,
+            lease.destination,
+            lease.generation,
+            lease.attempt,
+            body,
+        )
+        try:
+            there = await confirm(sent)
+        except Exception:
+            _log.exception("confirm function of destination %s raised", lease.destination)
+            return CONFIRM_FAILED
+        if there is None:
+            return CONFIRM_FAILED
+        return CONFIRMED if there else None
+
+
+def _send_point() -> None:
+    hit("send.before")
+
+
+def _head_point() -> None:
+    hit("receive.head")
+
+
+_SEND_POINT: Final = _send_point
+_HEAD_POINT: Final = _head_point

@@ -1,0 +1,234 @@
+"""One worker: the loop between the mechanism and the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from redrive.domain.delivery import Closing, Lease
+from redrive.domain.outcome import INTERRUPTED, Category, Outcome, OutcomeKind
+from redrive.domain.ports import Handler, LeaseGuard, Mechanism, WorkLedger
+from redrive.errors import LedgerError, RedriveError
+from redrive.failpoint import hit
+from redrive.worker.closer import Closer
+from redrive.worker.heart import Heart, Held
+from redrive.worker.settings import WorkerSettings
+
+REAP_BATCH: Final = 200
+HANDLER_RAISED: Final = Outcome(OutcomeKind.RETRYABLE, Category.HANDLER_ERROR)
+_log = logging.getLogger("redrive.worker")
+
+
+class Running(LeaseGuard):
+    """One lease in a slot."""
+
+    __slots__ = ("fence", "lease", "lost", "seq", "started", "task", "valid_until")
+
+    def __init__(self, lease: Lease, valid_until: float) -> None:
+        self.lease = lease
+        self.seq = lease.seq
+        self.fence = lease.fence
+        self.valid_until = valid_until
+        self.lost = False
+        self.started = False
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Nothing that happens from here on is uncharged."""
+        self.started = True
+
+    def holds(self) -> bool:
+        """Whether the lease is certainly still ours: a worker that was stopped past it must not send."""
+        return not self.lost and time.monotonic() < self.valid_until
+
+
+class Worker:
+    """Claims, runs, closes, extends, reaps and drains, until told to stop.
+
+    ``random`` returns a float in [0, 1) and spreads retries. ``sync_extend`` extends leases from the heart's
+    thread. A worker never claims more than it has free slots: a reserved attempt is a started one.
+    """
+
+    def __init__(
+        self,
+        ledger: WorkLedger,
+        mechanism: Mechanism,
+        handlers: Mapping[str, Handler],
+        *,
+        name: str,
+        settings: WorkerSettings,
+        random: Callable[[], float],
+        sync_extend: Callable[[int, list[tuple[int, int]], int], set[int]],
+    ) -> None:
+        self._ledger = ledger
+        self._mechanism = mechanism
+        self._handlers = dict(handlers)
+        self._name = name
+        self._settings = settings
+        self._random = random
+        self._sync_extend = sync_extend
+        self._routes = tuple(
+            (handler.name, version) for handler in handlers.values() for version in sorted(handler.envelope_versions)
+        )
+        self._running: dict[tuple[int, int], Running] = {}
+        self._freed = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._lease_us = int(settings.lease_s * 1e6)
+        self._worker = 0
+        self._closer: Closer | None = None
+        self.started = 0
+        """Attempts started since the worker began."""
+
+    def stop(self) -> None:
+        """Claim nothing more; :meth:`run` drains and returns. Call it in the event loop's thread."""
+        self._stopping.set()
+        self._mechanism.hint()
+        self._freed.set()
+
+    async def run(self, *, until_idle: bool = False) -> None:
+        """Work until :meth:`stop`, or, with ``until_idle``, until nothing of these handlers is leased or waiting."""
+        self._worker = await self._ledger.register_worker(self._name, self._routes)
+        closer = self._closer = Closer(self._ledger, self._worker, self._mechanism.hint)
+        heart = Heart(
+            lambda leases: self._sync_extend(self._worker, leases, self._lease_us),
+            lambda: list[Held](self._running.copy().values()),
+            self._settings.lease_s,
+        )
+        heart.start()
+        loops = [asyncio.create_task(closer.run()), asyncio.create_task(self._reap())]
+        try:
+            await self._claim(closer, until_idle)
+            await self._drain(closer)
+        finally:
+            for loop in loops:
+                loop.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+            await self._abandon()
+            await asyncio.to_thread(heart.stop)
+        with contextlib.suppress(RedriveError):
+            await self._ledger.retire_worker(self._worker)
+
+    async def _claim(self, closer: Closer, until_idle: bool) -> None:
+        slots = self._settings.slots
+        failures = 0
+        while not self._stopping.is_set():
+            free = slots - len(self._running)
+            if free <= 0 or closer.backlog > 2 * slots or not closer.healthy:
+                self._freed.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._freed.wait(), 0.1 if free > 0 else None)
+                continue
+            asked = time.monotonic()
+            try:
+                leases = await self._mechanism.receive(self._worker, self._routes, free, self._lease_us)
+            except Exception as exc:
+                failures += 1
+                if failures in (1, 10) or failures % 100 == 0:
+                    _log.error("claiming failed (%d in a row): %s", failures, exc)
+                await self._pause(min(0.05 * 2 ** min(failures, 10), 5.0))
+                continue
+            failures = 0
+            for lease in leases:
+                self._start(lease, asked + self._settings.lease_s)
+            if len(leases) < free:
+                if until_idle and not leases and await self._idle(closer):
+                    return
+                await self._mechanism.wait(self._routes, 0.02 if until_idle else self._settings.poll_s)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+
+    async def _idle(self, closer: Closer) -> bool:
+        if self._running or closer.backlog:
+            return False
+        return not await self._ledger.outstanding(self._routes)
+
+    def _start(self, lease: Lease, valid_until: float) -> None:
+        entry = Running(lease, valid_until)
+        if self._stopping.is_set():
+            self._finish(entry, INTERRUPTED, 0)
+            return
+        self._running[lease.seq, lease.fence] = entry
+        self.started += 1
+        entry.task = asyncio.create_task(self._execute(entry))
+
+    async def _execute(self, entry: Running) -> None:
+        lease = entry.lease
+        begun = time.monotonic()
+        try:
+            hit("execute.before")
+            outcome = await self._handlers[lease.handler].execute(lease, entry)
+        except asyncio.CancelledError:
+            # Drained or abandoned. Whoever cancelled decides what, if anything, is recorded.
+            self._running.pop((lease.seq, lease.fence), None)
+            self._freed.set()
+            raise
+        except Exception:
+            _log.exception("handler %s raised outside its own guard", lease.handler)
+            outcome = HANDLER_RAISED
+        self._running.pop((lease.seq, lease.fence), None)
+        self._freed.set()
+        if outcome is not None:
+            self._finish(entry, outcome, int((time.monotonic() - begun) * 1e6))
+
+    def _finish(self, entry: Running, outcome: Outcome, duration_us: int) -> None:
+        lease = entry.lease
+        assert self._closer is not None
+        self._closer.add(
+            Closing(
+                lease.seq,
+                lease.fence,
+                lease.generation,
+                lease.attempt,
+                lease.started_at,
+                lease.deferrals,
+                outcome,
+                self._random(),
+                duration_us,
+            )
+        )
+
+    async def _reap(self) -> None:
+        while True:
+            # Spread over the fleet, so that a hundred workers do not look in the same instant.
+            await asyncio.sleep(self._settings.reap_s * (0.5 + self._random()))
+            try:
+                while await self._ledger.overdue():
+                    u = [self._random() for _ in range(REAP_BATCH)]
+                    done = await self._ledger.reap(REAP_BATCH, u, self._routes)
+                    if done.expired_leases:
+                        _log.warning("%d leases had expired: their workers were lost", done.expired_leases)
+                    self._mechanism.hint()
+                    if not done.more:
+                        break
+            except LedgerError as exc:
+                _log.error("reaping failed: %s", exc)
+            except Exception:
+                _log.exception("reaping failed")
+
+    async def _drain(self, closer: Closer) -> None:
+        """Bounded time for what is in flight; what never started goes back uncharged; the rest will expire."""
+        for entry in list(self._running.values()):
+            if not entry.started and entry.task is not None:
+                entry.task.cancel()
+                self._finish(entry, INTERRUPTED, 0)
+        end = time.monotonic() + self._settings.drain_s
+        while self._running and time.monotonic() < end:
+            self._freed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._freed.wait(), max(0.0, end - time.monotonic()))
+        if self._running:
+            _log.warning("%d attempts outlived the drain; their leases will expire", len(self._running))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(closer.settled(), max(1.0, end - time.monotonic()))
+
+    async def _abandon(self) -> None:
+        tasks = [entry.task for entry in self._running.values() if entry.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

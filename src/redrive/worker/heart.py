@@ -1,0 +1,73 @@
+"""Heartbeats: a thread that extends leases at a third of their time.
+
+A thread, so that a handler that blocks the event loop does not lose every lease of the worker with it. It stops
+last of all, after the drain.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from redrive.errors import RedriveError
+
+_log = logging.getLogger("redrive.worker")
+
+
+class Held(Protocol):
+    """A lease that this worker holds."""
+
+    seq: int
+    fence: int
+    valid_until: float
+    """Monotonic seconds up to which the lease is certainly this worker's."""
+    lost: bool
+
+
+class Heart:
+    """Extends what ``held()`` lists, every ``lease_s / 3``."""
+
+    def __init__(
+        self,
+        extend: Callable[[list[tuple[int, int]]], set[int]],
+        held: Callable[[], list[Held]],
+        lease_s: float,
+    ) -> None:
+        self._extend = extend
+        self._held = held
+        self._lease_s = lease_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="redrive-heart", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop beating and wait for a beat in progress."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._lease_s / 3):
+            try:
+                self.beat()
+            except RedriveError as exc:
+                _log.warning("heartbeat failed: %s", exc)
+            except Exception:
+                _log.exception("heartbeat failed")
+
+    def beat(self) -> None:
+        """Extend every lease that is held now, and mark those that turn out to be lost."""
+        before = time.monotonic()
+        held = self._held()
+        lost = self._extend([(entry.seq, entry.fence) for entry in held])
+        for entry in held:
+            if entry.seq in lost:
+                entry.lost = True
+            else:
+                entry.valid_until = before + self._lease_s

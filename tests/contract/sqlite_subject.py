@@ -1,0 +1,144 @@
+"""The SQLite ledger under test."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from redrive.domain.delivery import Disposition, Enqueued, NewDelivery, NewEvent, Published
+from redrive.ledger.sqlite import enqueue, registry
+from redrive.ledger.sqlite.clock import LedgerClock
+from redrive.ledger.sqlite.ledger import SqliteLedger, create
+from redrive.ledger.sqlite.statements import sql
+from redrive.ledger.sqlite.tx import RawTx, Tx
+from tests.contract.harness import (
+    Attempt,
+    DeadLetter,
+    Fault,
+    HostClock,
+    Refused,
+    Repeat,
+    State,
+    Transition,
+)
+
+ENVIRONMENT = "test"
+R = TypeVar("R", bound=NamedTuple)
+
+
+def url(place: Path) -> str:
+    """Where a test's ledger is."""
+    return f"sqlite:///{place / 'ledger.db'}"
+
+
+def clock(host: HostClock) -> LedgerClock:
+    """A ledger clock that a test moves."""
+    return LedgerClock(wall=host.wall, monotonic=host.monotonic)
+
+
+class SqliteSubject(SqliteLedger):
+    """The embedded ledger, with what the suite asks of it beside."""
+
+    async def accept(
+        self, items: Sequence[NewDelivery], path: str, producer: str, fail: bool
+    ) -> list[Enqueued]:
+        def operation(tx: RawTx, now: int) -> list[Enqueued]:
+            made = enqueue.accept(tx, now, items, path=path, producer=producer)
+            if fail:
+                raise Fault
+            return made
+
+        return await self.transact(operation)
+
+    async def accept_event(self, event: NewEvent, fan_out: Sequence[NewDelivery], fail: bool) -> Published:
+        def operation(tx: RawTx, now: int) -> Published:
+            made = enqueue.accept_event(tx, now, event, fan_out, path="library", producer="tests")
+            if fail:
+                raise Fault
+            return made
+
+        return await self.transact(operation)
+
+    async def count_rejections(self, counts: dict[str, int]) -> dict[str, int]:
+        await self.transact(lambda tx, now: enqueue.count_rejections(tx, counts))
+        return dict(await self._select("SELECT code, count FROM rejection"))
+
+    async def hold(self, destination: str, on: bool) -> None:
+        await self.transact(
+            lambda tx, now: registry.hold_waiting(
+                tx, now, destination, 0, 1000, hold=on, actor="tests", reason="tests"
+            )
+        )
+
+    async def cancel(self, seq: int) -> None:
+        def operation(tx: RawTx, now: int) -> None:
+            if tx.run(sql("cancel_waiting"), (seq,)):
+                tx.run(sql("transition_insert"), (seq, now, "cancelled", 0, 0, None, "tests", None))
+            elif tx.run(sql("cancel_request"), (seq,)):
+                tx.run(sql("transition_insert"), (seq, now, "cancel_requested", 0, 0, None, "tests", None))
+
+        await self.transact(operation)
+
+    async def state(self, seq: int) -> State:
+        (row,) = await self._rows(State, "delivery_state", seq)
+        return row._replace(disposition=Disposition(row.disposition))
+
+    async def attempts(self, seq: int) -> list[Attempt]:
+        return await self._rows(Attempt, "attempt", seq)
+
+    async def dead_letters(self, seq: int) -> list[DeadLetter]:
+        return await self._rows(DeadLetter, "dead_letter", seq)
+
+    async def transitions(self, seq: int) -> list[Transition]:
+        return await self._rows(Transition, "transition", seq)
+
+    async def repeats(self, seq: int) -> tuple[list[Repeat], int, int]:
+        counts = await self._select("SELECT duplicates, conflicts FROM repeat_count WHERE seq = ?1", seq)
+        duplicates, conflicts = counts[0] if counts else (0, 0)
+        return await self._rows(Repeat, "repeat", seq), duplicates, conflicts
+
+    async def rows(self, table: str) -> int:
+        count: int = (await self._select(f"SELECT count(*) FROM {table}"))[0][0]
+        return count
+
+    async def force(self, seq: int, **columns: int | None) -> None:
+        changes = ", ".join(f"{name} = ?{number}" for number, name in enumerate(columns, 2))
+        text = f"UPDATE delivery_state SET {changes} WHERE seq = ?1"
+        await self._abuse(lambda tx: tx.run(text, (seq, *columns.values())))
+
+    async def rewrite(self, table: str, column: str) -> None:
+        other = f"CASE typeof({column}) WHEN 'integer' THEN {column} + 1 ELSE {column} || 'x' END"
+        await self._abuse(lambda tx: tx.run(f"UPDATE {table} SET {column} = {other}"))
+
+    async def erase(self, table: str) -> None:
+        await self._abuse(lambda tx: tx.run(f"DELETE FROM {table}"))
+
+    async def _abuse(self, act: Callable[[RawTx], int]) -> None:
+        def operation(tx: RawTx, now: int) -> None:
+            try:
+                assert act(tx), "there was nothing to abuse"
+            except sqlite3.IntegrityError as exc:
+                raise Refused(str(exc)) from exc
+
+        await self.transact(operation)
+
+    async def _select(self, text: str, *params: Any) -> list[tuple[Any, ...]]:
+        def query(tx: Tx) -> list[tuple[Any, ...]]:
+            return tx.rows(text, params)
+
+        return await self.read(query)
+
+    async def _rows(self, kind: type[R], table: str, seq: int) -> list[R]:
+        columns = ", ".join(kind._fields)
+        order = {"attempt": "fence", "repeat": "number"}.get(table, "rowid")
+        rows = await self._select(f"SELECT {columns} FROM {table} WHERE seq = ?1 ORDER BY {order}", seq)
+        return [kind(*row) for row in rows]
+
+
+def open_sqlite(place: Path, host: HostClock, *, fresh: bool) -> SqliteSubject:
+    """See :class:`tests.contract.harness.Factory`."""
+    if fresh:
+        create(url(place), ENVIRONMENT, clock(host))
+    return SqliteSubject(url(place), ENVIRONMENT, clock(host))
