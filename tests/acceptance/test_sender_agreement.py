@@ -77,9 +77,7 @@ async def uvicorn_server(seen: Seen):  # type: ignore[no-untyped-def]
             message = await receive()
             body += message.get("body", b"")
             more = message.get("more_body", False)
-        target = scope["raw_path"].decode() + (
-            "?" + scope["query_string"].decode() if scope["query_string"] else ""
-        )
+        target = scope["raw_path"].decode() + ("?" + scope["query_string"].decode() if scope["query_string"] else "")
         seen.append((target, list(scope["headers"]), body))
         status, headers, pieces = answer(scope["path"], body)
         raw = [(name.lower().encode(), value.encode()) for name, value in headers]

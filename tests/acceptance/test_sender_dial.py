@@ -326,9 +326,7 @@ def test_what_a_proxy_answers_is_unsent(run, steps, fault, detail):
 
 
 @both_loops
-@pytest.mark.parametrize(
-    ("host", "detail"), [("127.0.0.1", "ECONNREFUSED"), ("missing.example", "EAI_NONAME")]
-)
+@pytest.mark.parametrize(("host", "detail"), [("127.0.0.1", "ECONNREFUSED"), ("missing.example", "EAI_NONAME")])
 def test_an_unreachable_proxy_is_our_own_fault(run, host, detail):
     names = Names(missing_example=socket.gaierror(socket.EAI_NONAME, "x"))
     at = endpoint(80, "192.0.2.1", proxy=Proxy(host, closed_port()))

@@ -231,9 +231,7 @@ def test_a_receiver_that_never_reads_ends_by_the_deadline(run):
     deaf = Deaf()
     with ScriptedServer([deaf]) as server:
         started = time.monotonic()
-        asked = request(
-            endpoint(server.port), b"x" * 16_000_000, timeouts=Timeouts(first_byte=5.0, total=0.3)
-        )
+        asked = request(endpoint(server.port), b"x" * 16_000_000, timeouts=Timeouts(first_byte=5.0, total=0.3))
         seen = run(one(asked))
         assert time.monotonic() - started < 0.3 + LATE_S
     assert seen == Failure(Phase.SEND, Fault.TIMEOUT, True, "total")
@@ -292,9 +290,7 @@ def test_a_peer_that_speaks_before_the_request_is_never_written_to():
 @both_loops
 def test_the_hooks_come_in_order_and_once(run):
     calls: list[str] = []
-    with ScriptedServer(
-        [ReadRequest(), Send(b"HTTP/1.1 100 C\r\n\r\n"), Send(OK), ReadRequest(), Send(OK)]
-    ) as server:
+    with ScriptedServer([ReadRequest(), Send(b"HTTP/1.1 100 C\r\n\r\n"), Send(OK), ReadRequest(), Send(OK)]) as server:
         asked = request(
             endpoint(server.port),
             on_send=lambda: calls.append("send"),

@@ -53,9 +53,7 @@ def test_one_connection_serves_many_requests(run):
 
 
 @both_loops
-@pytest.mark.parametrize(
-    "end", [Fin(), Rst(), HalfClose(), Send(b"HTTP/1.1 408 R\r\nContent-Length: 0\r\n\r\n")]
-)
+@pytest.mark.parametrize("end", [Fin(), Rst(), HalfClose(), Send(b"HTTP/1.1 408 R\r\nContent-Length: 0\r\n\r\n")])
 @pytest.mark.parametrize("loop_knows", [True, False])
 def test_a_connection_that_ended_while_idle_is_replaced_within_the_attempt(run, end, loop_knows):
     ended = threading.Event()
@@ -82,18 +80,14 @@ def test_a_connection_that_ended_while_idle_is_replaced_within_the_attempt(run, 
                 await asyncio.sleep(0.001)
             assert sender.connections == 0
         calls: list[str] = []
-        second = await sender.send(
-            request(endpoint(server.port), b"second", on_send=lambda: calls.append("x"))
-        )
+        second = await sender.send(request(endpoint(server.port), b"second", on_send=lambda: calls.append("x")))
         assert second == Response(200, ((b"content-length", b"2"),), b"ok")
         assert calls == ["x"]
         assert sender.connections == 1
         await sender.close()
 
     first_script = (
-        [*SERVE, Wait(go), Say(ended), end]
-        if isinstance(end, Fin | Rst)
-        else [*SERVE, Wait(go), end, Say(ended)]
+        [*SERVE, Wait(go), Say(ended), end] if isinstance(end, Fin | Rst) else [*SERVE, Wait(go), end, Say(ended)]
     )
     with ScriptedServer(first_script, SERVE) as server:
         run(main())

@@ -97,12 +97,8 @@ class Authority:
             .not_valid_after(now - DAY if expired else now + DAY)
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-            )
-            .add_extension(
-                x509.KeyUsage(True, False, False, False, False, ca, ca, False, False), critical=True
-            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+            .add_extension(x509.KeyUsage(True, False, False, False, False, ca, ca, False, False), critical=True)
         )
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -389,9 +385,7 @@ def test_tls_through_a_proxy_verifies_the_target(run, keys):
         terms = {"tls": Tls(ca_file=keys.ca.file), "proxy": Proxy("127.0.0.1", proxy.port)}
         seen = run(one(request(secure(server.port, **terms)), resolver=Names(**NAMES)))
         assert isinstance(seen, Response)
-        seen = run(
-            one(request(secure(server.port, "b.example", **terms)), resolver=Names(b_example=["127.0.0.1"]))
-        )
+        seen = run(one(request(secure(server.port, "b.example", **terms)), resolver=Names(b_example=["127.0.0.1"])))
         assert seen == Failure(Phase.TLS, Fault.CERTIFICATE, False, "hostname_mismatch")
     assert len(server.requests) == 1
 

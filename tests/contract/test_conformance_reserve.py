@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from redrive.domain import identity
@@ -112,18 +114,13 @@ def test_held_work_fills_no_claim_and_goes_on_when_released(bench: Bench) -> Non
     route = ("webhook", 1)
     assert [lease.destination for lease in bench.reserve(routes=[route])] == ["dst_2"]
     assert bench.next_due(route) is None
-    held_at_birth = delivery_of(event("evt-2"), "dst_1")
-    bench.enqueue_all([held_at_birth.__class__(**{**fields(held_at_birth), "hold": Hold.DESTINATION_DISABLED})])
+    born_held = replace(delivery_of(event("evt-2"), "dst_1"), hold=Hold.DESTINATION_DISABLED, payload=b"{}")
+    bench.enqueue_all([born_held])
     assert bench.reserve(routes=[route]) == []
     bench.hold("dst_1", on=False)
     leases = bench.reserve(routes=[route])
     assert [lease.destination for lease in leases] == ["dst_1", "dst_1"]
     assert [lease.attempt for lease in leases] == [1, 1], "waiting cost nothing"
-
-
-def fields(item: object) -> dict[str, object]:
-    made = {name: getattr(item, name) for name in item.__slots__}  # type: ignore[attr-defined]
-    return made | {"payload": b"{}"}
 
 
 def test_no_attempt_starts_at_or_past_the_deadline(bench: Bench) -> None:
@@ -162,7 +159,7 @@ def test_two_workers_never_hold_the_same_delivery(bench: Bench) -> None:
 
 def test_attempt_max_is_the_last_to_start(bench: Bench) -> None:
     """Six of six: five failures schedule a retry each, the sixth ends it."""
-    six = PATIENT.__class__(max_attempts=6, base=SECOND, jitter=PATIENT.jitter)
+    six = replace(PATIENT, max_attempts=6)
     made = bench.enqueue(policy=six)
     for number in range(1, 7):
         bench.until_due(made.seq)

@@ -107,7 +107,8 @@ class Policy:
         exponent = max(attempt - 1, 0)
         if exponent > _EXPONENT_LIMIT:
             return self.cap
-        return min(self.base * milli**exponent // 1000**exponent, self.cap)
+        product: int = self.base * milli**exponent // 1000**exponent
+        return min(product, self.cap)
 
     def delay(self, attempt: int, u: float, retry_after: int | None = None) -> int:
         """Microseconds to wait after ``attempt`` failed.

@@ -5,157 +5,18 @@ Which columns of ``delivery_state`` must equal what is listed in :mod:`redrive.l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 from redrive.domain import identity
 from redrive.domain.decide import MIN_DEFERRAL
 from redrive.domain.delivery import Cause, DeadLetterState, Disposition, Hold, Lane
 from redrive.domain.outcome import Category, OutcomeKind
 from redrive.domain.policy import Policy
+from redrive.ledger.entries import Attempt, DeadLetter, Entries, Finding, Generation, Times
 from redrive.ledger.records import iso
 from redrive.ledger.sqlite.enqueue import REPEATS_LISTED
-
-
-class Facts(NamedTuple):
-    """The delivery's own row: accepted, generation 0."""
-
-    seq: int
-    delivery_id: bytes
-    handler: str
-    tenant: str
-    scope: str | None
-    destination: str
-    event_seq: int | None
-    payload_length: int
-    content_type: str
-    envelope_version: int
-    policy_version: int
-    max_attempts: int
-    deadline_at: int
-    first_queued_at: int
-    first_due_at: int
-    first_hold: int
-    event_hash: bytes | None
-    event_content_type: str | None
-
-
-class State(NamedTuple):
-    """The one row that changes."""
-
-    seq: int
-    route: int
-    flow: int
-    lane: int
-    disposition: int
-    hold: int
-    generation: int
-    attempt: int
-    max_attempts: int
-    deadline_at: int
-    available_at: int
-    fence: int
-    leased_by: int | None
-    leased_until: int | None
-    started_at: int | None
-    deferrals: int
-    own_faults: int
-    ambiguous: int
-    cancel_requested: int
-    last_category: str | None
-
-
-class Attempt(NamedTuple):
-    seq: int
-    fence: int
-    generation: int
-    number: int
-    started_at: int
-    ended_at: int
-    outcome: str
-    category: str
-    next_at: int | None
-    deferrals: int
-
-
-class Generation(NamedTuple):
-    seq: int
-    generation: int
-    replay_id: bytes
-    parent: int
-    max_attempts: int
-    deadline_at: int
-    policy_version: int
-    opened_at: int
-
-
-class DeadLetter(NamedTuple):
-    seq: int
-    generation: int
-    state: str
-    handler: str
-    tenant: str
-    scope: str | None
-    destination: str
-    cause: str
-    category: str
-    attempts: int
-    first_at: int | None
-    last_at: int | None
-    ambiguous: int
-    policy_version: int
-    died_at: int
-
-
-class Transition(NamedTuple):
-    seq: int
-    transition: int
-    at: int
-    kind: str
-    generation: int
-    fence: int
-    category: str | None
-
-
-class Finding(NamedTuple):
-    """A rule that does not hold, and how."""
-
-    rule: str
-    message: str
-
-
-@dataclass(slots=True)
-class Entries:
-    """Everything the ledger says of one delivery."""
-
-    facts: Facts
-    state: State
-    attempts: list[Attempt] = field(default_factory=list)
-    generations: list[Generation] = field(default_factory=list)
-    dead: list[DeadLetter] = field(default_factory=list)
-    transitions: list[Transition] = field(default_factory=list)
-    repeats: list[tuple[int, int, str]] = field(default_factory=list)
-    """(number, at, decided)"""
-    totals: tuple[int, int] = (0, 0)
-    """(duplicates, conflicts)"""
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Ledger time, and how often it was set back by hand (from, to)."""
-
-    now: int
-    repairs: Sequence[tuple[int, int]] = ()
-
-    def backwards(self, earlier: int, later: int) -> bool:
-        """Whether ``later`` lies before ``earlier`` and no repair of the clock explains it."""
-        return later < earlier and not any(to <= later and earlier <= was for was, to in self.repairs)
-
-    def future(self, at: int) -> bool:
-        """Whether ``at`` has not come yet and no repair of the clock explains it."""
-        return at > self.now and not any(to <= at <= was for was, to in self.repairs)
 
 
 _SUCCESS: Final = {
@@ -311,6 +172,8 @@ class Fold:
         if self.state.started_at is not None:
             what, generation = "the open attempt", self.latest
             started = self.state.started_at
+            if self.times.backwards(self.state.available_at, started):
+                yield Finding("early", f"{what} started before {iso(self.state.available_at)}")
             yield from self._not_before(what, self.state.fence, generation, started, before, opened)
 
     def _not_before(
@@ -506,7 +369,7 @@ class Fold:
         for a in self.e.attempts:
             yield from self._series(before, a.fence)
             before = a.fence
-        top = self.state.fence + (not self.leased)
+        top = min(self.state.fence + (not self.leased), before + self.state.deferrals + 1)
         yield from self._series(before, top)
         own = 0
         marks = [t for t in self.deferred if before < t.fence < top]

@@ -182,7 +182,9 @@ def _ipv6(text: str) -> str:
     if address is None:
         # Outside the handler: the standard library's error repeats the text, and would come along as context.
         _refuse("the URL's host is not an IPv6 address")
-    return address.compressed
+    # One spelling on every Python (3.13 changed its own for these), as RFC 5952 section 5 has it.
+    mapped = address.ipv4_mapped
+    return address.compressed if mapped is None else f"::ffff:{mapped}"
 
 
 def _name(text: str) -> str:

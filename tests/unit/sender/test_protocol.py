@@ -215,9 +215,7 @@ def test_a_whole_head_stands(data, status, body, truncated, reusable):
         assert see([data[:-1], data[-1:]])[1] or data.endswith(b"\r\n")
 
 
-@pytest.mark.parametrize(
-    "surplus", [b"\r\n", b"\n", b"x", b"H", b"HTTP/1.1 200 OK\r\n", OK, b"\0", b"\r\n\r\n" + OK]
-)
+@pytest.mark.parametrize("surplus", [b"\r\n", b"\n", b"x", b"H", b"HTTP/1.1 200 OK\r\n", OK, b"\0", b"\r\n\r\n" + OK])
 @pytest.mark.parametrize(
     "message", [OK, HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"HTTP/1.1 204 N\r\n\r\n"]
 )

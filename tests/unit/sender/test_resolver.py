@@ -142,9 +142,7 @@ def test_a_cancelled_asker_leaves_the_others_their_answer():
 def test_what_cannot_be_found_is_an_error_for_each_asker(host):
     async def main() -> None:
         resolver = SystemResolver(getaddrinfo=Names())
-        results = await asyncio.gather(
-            *[resolver.resolve(host, 80) for _ in range(3)], return_exceptions=True
-        )
+        results = await asyncio.gather(*[resolver.resolve(host, 80) for _ in range(3)], return_exceptions=True)
         assert [type(one) for one in results] == [socket.gaierror] * 3
 
     asyncio.run(main())

@@ -268,9 +268,7 @@ def test_opt_in_of_an_embedded_form_is_not_an_opt_in_of_the_address() -> None:
     assert policy.judge("64:ff9b::127.0.0.1") == "nat64:loopback"
 
 
-@pytest.mark.parametrize(
-    "cidr", ["10.0.0.1/8", "10.0.0.0/33", "nonsense", "", "fe80::1%eth0/64", "10.0.0.0/8/8"]
-)
+@pytest.mark.parametrize("cidr", ["10.0.0.1/8", "10.0.0.0/33", "nonsense", "", "fe80::1%eth0/64", "10.0.0.0/8/8"])
 def test_bad_networks(cidr: str) -> None:
     with pytest.raises(ConfigError) as caught:
         AddressPolicy.build([cidr])

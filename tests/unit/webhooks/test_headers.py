@@ -189,9 +189,7 @@ def test_values_that_look_like_credentials_under_any_name(value: str) -> None:
     assert check_headers({"X-Plan": "Basic plan"})
 
 
-@pytest.mark.parametrize(
-    "value", ["env:", "env:1A", "env:a-b", "file:", "file:relative", "env:whsec_MfKQ9r8G"]
-)
+@pytest.mark.parametrize("value", ["env:", "env:1A", "env:a-b", "file:", "file:relative", "env:whsec_MfKQ9r8G"])
 def test_malformed_references_are_refused(value: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         check_headers({"X-Anything": value})

@@ -48,13 +48,10 @@ def test_vectors(vector: dict[str, Any]) -> None:
     body = vector["body"].encode()
     assert Signer([vector["secret"]]).sign(vector["id"], vector["timestamp"], body) == vector["signature"]
     assert (
-        Signer([Secret(vector["secret"].encode())]).sign(vector["id"], vector["timestamp"], body)
-        == vector["signature"]
+        Signer([Secret(vector["secret"].encode())]).sign(vector["id"], vector["timestamp"], body) == vector["signature"]
     )
     key = vector.get("public", vector["secret"])
-    verify(
-        key, headers(vector["signature"], vector["id"], vector["timestamp"]), body, now=vector["timestamp"]
-    )
+    verify(key, headers(vector["signature"], vector["id"], vector["timestamp"]), body, now=vector["timestamp"])
     if "public" in vector:
         assert public_key(vector["secret"]) == vector["public"]
 
@@ -275,9 +272,7 @@ def test_generated_keys_are_fresh_and_usable() -> None:
     st.from_regex(r"[!-\-/-~]{1,60}", fullmatch=True),
 )
 def test_whatever_is_signed_verifies(body: bytes, at: int, webhook_id: str) -> None:
-    verify(
-        V1["secret"], headers(Signer([V1["secret"]]).sign(webhook_id, at, body), webhook_id, at), body, now=at
-    )
+    verify(V1["secret"], headers(Signer([V1["secret"]]).sign(webhook_id, at, body), webhook_id, at), body, now=at)
 
 
 def test_hmac_secrets_do_not_load_cryptography() -> None:

@@ -19,6 +19,8 @@ from redrive.ledger.sqlite.tx import Params, RawTx, Row, Tx
 
 PRIORITIES: Final = (0, 1, 2, 3)
 PolicyOf = Callable[[Tx, int], Policy]
+_MOST: Final = 2**63 - 1
+"""What a column holds: a target may ask for more, and that must not keep its attempt from being closed."""
 _log = logging.getLogger("redrive.ledger")
 
 _SUCCESS: Final = {
@@ -118,7 +120,7 @@ def _attempt_row(c: Closing, now: int, worker: int | None, next_at: int | None, 
         o.kind,
         o.category,
         o.status,
-        o.retry_after_us,
+        None if o.retry_after_us is None else min(max(o.retry_after_us, 0), _MOST),
         next_at,
         c.deferrals,
         int(flags),

@@ -1,0 +1,65 @@
+"""The tables that searches read, for SQLAlchemy Core. Only what a search needs; the migrations are the schema."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite.base import SQLiteCompiler, SQLiteDialect
+
+from redrive.ledger.sqlite.tx import Params
+
+metadata: Final = sa.MetaData()
+
+
+def _table(name: str, integers: str, texts: str, blobs: str = "") -> sa.Table:
+    columns = [sa.Column(column, sa.Integer) for column in integers.split()]
+    columns += [sa.Column(column, sa.Text) for column in texts.split()]
+    columns += [sa.Column(column, sa.LargeBinary) for column in blobs.split()]
+    return sa.Table(name, metadata, *columns)
+
+
+delivery: Final = _table(
+    "delivery",
+    "seq event_seq envelope_version policy_version max_attempts deadline_at first_queued_at first_due_at first_hold",
+    "handler tenant scope destination key content_type",
+    "delivery_id",
+)
+state: Final = _table(
+    "delivery_state",
+    "seq lane priority disposition hold generation attempt max_attempts deadline_at available_at fence leased_by"
+    " leased_until started_at deferrals ambiguous cancel_requested",
+    "last_category",
+)
+event: Final = _table("event", "event_seq", "event_key event_type tenant", "event_id")
+identity: Final = _table("identity", "seq", "", "delivery_id")
+generation: Final = _table("generation", "seq generation policy_version", "")
+worker: Final = _table("worker", "worker", "name")
+dead_letter: Final = _table(
+    "dead_letter",
+    "dead_letter seq generation attempts first_at last_at ambiguous policy_version died_at",
+    "state handler tenant scope destination cause category",
+)
+audit: Final = _table("audit", "audit", "action")
+
+
+class _Compiler(SQLiteCompiler):
+    """SQLite's, and a table may be ``INDEXED BY``."""
+
+    def get_from_hint_text(self, table: object, text: str | None) -> str | None:  # type: ignore[override]
+        return text
+
+
+class _Dialect(SQLiteDialect):
+    statement_compiler = _Compiler
+    supports_statement_cache = True
+
+
+_DIALECT: Final = _Dialect(paramstyle="qmark")
+
+
+def compiled(statement: sa.Select[tuple[object, ...]]) -> tuple[str, Params]:
+    """A statement's text and its parameters in order, for :meth:`redrive.ledger.sqlite.tx.Tx.rows`."""
+    made = statement.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True})
+    values = made.params
+    return str(made), [values[name] for name in made.positiontup or ()]
