@@ -98,14 +98,8 @@ def prepare(spec: JobSpec, known: JobHandler | None, allow_unknown: bool, max_pa
         priority=spec.priority,
         delay_us=0 if spec.delay is None else duration_us(spec.delay, "delay"),
         available_at=None if spec.at is None else utc_us(spec.at, "at"),
-        key_text=key_text(key),
+        key_text=identity.key_text(key),
     )
-
-
-def key_text(key: Key) -> str:
-    """A key for people: its parts, joined. Identity never depends on it."""
-    parts = identity.key_tuple(key)
-    return "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in parts)[:200]
 
 
 def jobs(specs: Sequence[JobSpec], results: list[Enqueued]) -> list[Job]:
@@ -115,7 +109,7 @@ def jobs(specs: Sequence[JobSpec], results: list[Enqueued]) -> list[Job]:
         first = conflicts[0]
         raise Conflict(
             f"{len(conflicts)} of {len(specs)} keys were enqueued before with another payload, for example "
-            f"{key_text(first.key)!r} for handler {first.handler!r}",  # type: ignore[arg-type]
+            f"{identity.key_text(first.key)!r} for handler {first.handler!r}",  # type: ignore[arg-type]
             param="key",
             hint="nothing was enqueued; corrected work is new work: give it a new key",
         )

@@ -76,7 +76,7 @@ class Redrive:
         self.max_payload_bytes = max_payload_bytes
         self.producer = producer or f"{socket.gethostname()}:{os.getpid()}"
         self._clock = clock
-        self._random = random or random_module.SystemRandom().random
+        self._random = random or random_module.Random(secrets.randbits(128)).random  # noqa: S311 - spreads retries, guards nothing
         self._guard = address_policy
         self._ledger: sqlite_ledger.SqliteLedger | None = None
         self._handlers: dict[str, JobHandler] = {}

@@ -113,6 +113,7 @@ class Attempt(NamedTuple):
     next_at: int | None
     deferrals: int
     flags: int
+    excerpt: str | None
 
 
 class DeadLetter(NamedTuple):

@@ -54,7 +54,7 @@ class SqliteSubject(SqliteLedger):
 
     async def accept_event(self, event: NewEvent, fan_out: Sequence[NewDelivery], fail: bool) -> Published:
         def operation(tx: RawTx, now: int) -> Published:
-            made = enqueue.accept_event(tx, now, event, fan_out, path="library", producer="tests")
+            (made,) = enqueue.accept_events(tx, now, [(event, fan_out)], path="library", producer="tests")
             if fail:
                 raise Fault
             return made

@@ -43,6 +43,7 @@ def test_a_lease_is_not_alive_again_on_a_host_that_is_behind(bench: Bench) -> No
     made = bench.enqueue()
     lease = bench.lease()
     bench.advance(LEASE)
+    bench.enqueue("later")
     behind = bench.host(skew=-HOUR)
     assert behind.now() == START + LEASE
     assert behind.reap().expired_leases == 1

@@ -292,6 +292,21 @@ def test_a_close_keeps_what_the_receiver_said(bench: Bench) -> None:
     assert (attempt.category, attempt.flags) == ("receiver_duplicate", Flag.RECEIVER_DUPLICATE)
 
 
+@pytest.mark.parametrize("kind", [DELIVERED, RETRYABLE])
+def test_an_excerpt_is_kept_where_an_operator_turned_it_on(bench: Bench, kind: Outcome) -> None:
+    bench.enqueue_all([work("a"), work("b")])
+    with_one, without = bench.reserve()
+    bench.close_all([(with_one, replace(kind, excerpt="busy")), (without, kind)])
+    assert [bench.attempts(lease.seq)[0].excerpt for lease in (with_one, without)] == ["busy", None]
+
+
+def test_the_same_lease_twice_in_a_batch_is_closed_once(bench: Bench) -> None:
+    made = bench.enqueue()
+    lease = bench.lease()
+    assert bench.close_all([(lease, DELIVERED)] * 3) == [Closed.APPLIED, Closed.ALREADY, Closed.ALREADY]
+    assert len(bench.attempts(made.seq)) == 1
+
+
 # --- cancelling
 
 

@@ -261,6 +261,7 @@ def test_held_work_ages_too(bench: Bench) -> None:
     bench.hold("dst_1")
     assert bench.state(made.seq).hold == HELD
     bench.advance(DAY)
+    bench.extend()
     bench.reap()
     letter = bench.dead_letter(made.seq)
     assert (letter.cause, letter.category) == ("age_exhausted", "destination_disabled")

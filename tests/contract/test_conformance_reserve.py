@@ -114,7 +114,7 @@ def test_held_work_fills_no_claim_and_goes_on_when_released(bench: Bench) -> Non
     route = ("webhook", 1)
     assert [lease.destination for lease in bench.reserve(routes=[route])] == ["dst_2"]
     assert bench.next_due(route) is None
-    born_held = replace(delivery_of(event("evt-2"), "dst_1"), hold=Hold.DESTINATION_DISABLED, payload=b"{}")
+    born_held = delivery_of(event("evt-2"), "dst_1")._replace(hold=Hold.DESTINATION_DISABLED, payload=b"{}")
     bench.enqueue_all([born_held])
     assert bench.reserve(routes=[route]) == []
     bench.hold("dst_1", on=False)

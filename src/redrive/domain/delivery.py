@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from redrive.domain.outcome import Outcome
@@ -97,8 +96,7 @@ class Standing(NamedTuple):
     ambiguous: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NewDelivery:
+class NewDelivery(NamedTuple):
     """One delivery to accept. ``delay_us`` is relative to the ledger's clock at acceptance."""
 
     delivery_id: bytes
@@ -119,8 +117,7 @@ class NewDelivery:
     """The key as given, for people; identity is ``delivery_id``."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewEvent:
+class NewEvent(NamedTuple):
     """One event to accept, with the payload bytes that every delivery of it will send."""
 
     event_id: bytes
@@ -143,8 +140,7 @@ class Decided(enum.StrEnum):
     CONFLICT = "conflict"
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
+class Enqueued(NamedTuple):
     """What became of one enqueue: the delivery, and whether this call created it."""
 
     seq: int
@@ -152,13 +148,12 @@ class Enqueued:
     decided: Decided
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     """What became of one publish: the event, whether this call created it, and its frozen fan-out."""
 
     event_id: bytes
     decided: Decided
-    deliveries: tuple[Enqueued, ...] = field(default_factory=tuple)
+    deliveries: tuple[Enqueued, ...] = ()
 
 
 class Closing(NamedTuple):

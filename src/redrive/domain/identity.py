@@ -29,6 +29,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 from uuid import UUID
 
@@ -39,6 +40,8 @@ Key = KeyPart | Sequence[KeyPart]
 
 _PREAMBLE: Final = b"redrive\x01"
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS: Final = [a + b for a in _ALPHABET for b in _ALPHABET]
+"""Two characters at a time: IDs are printed on the hot path."""
 _DECODE: Final = {
     **{c: i for i, c in enumerate(_ALPHABET)},
     **{c.upper(): i for i, c in enumerate(_ALPHABET)},
@@ -103,14 +106,30 @@ def derive(kind: str, *parts: KeyPart) -> bytes:
     return hashlib.sha256(_PREAMBLE + encode_part(kind) + body).digest()[:16]
 
 
-def key_tuple(key: Key) -> tuple[KeyPart, ...]:
-    """A key as its parts: a single value is a key of one part.
+@lru_cache(maxsize=4096)
+def _opening(kind: str, *parts: str) -> bytes:
+    """The encoding up to the last part: the same for all work of one handler and tenant."""
+    return _PREAMBLE + encode_part(kind) + b"".join(map(encode_part, parts))
+
+
+_encoded_text = lru_cache(maxsize=16384)(encode_part)
+
+
+def _digest(opening: bytes, last: bytes) -> bytes:
+    return hashlib.sha256(opening + last).digest()[:16]
+
+
+def encode_key(key: Key) -> bytes:
+    """A key as one encoded tuple: a single value is a key of one part.
 
     Raises :class:`InvalidInput` for a missing key (no part that says anything: all None or empty), one over
     :data:`MAX_KEY_BYTES`, and whatever :func:`encode_part` refuses.
     """
     parts = tuple(key) if isinstance(key, tuple | list) else (key,)
-    if all(part is None or (isinstance(part, str | bytes | tuple | list) and not part) for part in parts):
+    for part in parts:
+        if not (part is None or (isinstance(part, str | bytes | tuple | list) and not part)):
+            break
+    else:
         raise InvalidInput(
             "a key is missing",
             param="key",
@@ -122,22 +141,31 @@ def key_tuple(key: Key) -> tuple[KeyPart, ...]:
         raise InvalidInput("a key is nested too deeply", param="key") from None
     if len(encoded) > MAX_KEY_BYTES:
         raise InvalidInput(f"a key is limited to {MAX_KEY_BYTES} encoded bytes", param="key")
-    return parts
+    return encoded
+
+
+def key_text(key: Key) -> str:
+    """A key for people: its parts, joined, 200 characters at most. Identity never depends on it."""
+    if isinstance(key, str):
+        return key[:200]
+    parts = key if isinstance(key, tuple | list) else (key,)
+    return "/".join([part.hex() if isinstance(part, bytes) else str(part) for part in parts])[:200]
 
 
 def delivery_id(handler: str, tenant: str, key: Key) -> bytes:
     """The identity of one piece of work: (handler, tenant, key parts)."""
-    return derive("delivery", handler, tenant, key_tuple(key))
+    return _digest(_opening("delivery", handler, tenant), encode_key(key))
 
 
 def event_id(tenant: str, key: Key) -> bytes:
     """The identity of one event of a tenant: (tenant, the producer's own event ID)."""
-    return derive("event", tenant, key_tuple(key))
+    return _digest(_opening("event", tenant), encode_key(key))
 
 
 def webhook_delivery_id(tenant: str, event: bytes, destination: str) -> bytes:
     """The identity of one event's delivery to one destination, by the destination's immutable ID."""
-    return derive("delivery", "webhook", tenant, (event, destination))
+    parts = encode_part(event) + _encoded_text(destination)
+    return _digest(_opening("delivery", "webhook", tenant), _item(b"l", parts))
 
 
 def replay_id(delivery: bytes, generation: int) -> bytes:
@@ -152,13 +180,13 @@ def attempt_id(delivery: bytes, fence: int) -> bytes:
 
 def to_text(prefix: str, raw: bytes) -> str:
     """``dlv_`` + 26 characters of Crockford base32 (lower case) for a 16-byte ID."""
-    number = int.from_bytes(raw, "big")
-    chars = []
-    for _ in range(26):
-        chars.append(_ALPHABET[number & 31])
-        number >>= 5
-    chars.reverse()
-    return prefix + "_" + "".join(chars)
+    n = int.from_bytes(raw, "big")
+    pair = _PAIRS
+    return (
+        f"{prefix}_{pair[n >> 120]}{pair[n >> 110 & 1023]}{pair[n >> 100 & 1023]}{pair[n >> 90 & 1023]}"
+        f"{pair[n >> 80 & 1023]}{pair[n >> 70 & 1023]}{pair[n >> 60 & 1023]}{pair[n >> 50 & 1023]}"
+        f"{pair[n >> 40 & 1023]}{pair[n >> 30 & 1023]}{pair[n >> 20 & 1023]}{pair[n >> 10 & 1023]}{pair[n & 1023]}"
+    )
 
 
 def from_text(prefix: str, text: str) -> bytes:

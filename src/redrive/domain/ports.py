@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,11 +11,22 @@ from redrive.domain.outcome import Outcome
 from redrive.domain.policy import Policy
 
 
+class Withdrawn(Exception):
+    """The worker has taken the lease back before anything started; nothing may start now."""
+
+
 class LeaseGuard(Protocol):
-    """What a handler asks about the lease it works under."""
+    """What a handler asks about the lease it works under. Safe to use from any thread."""
 
     def start(self) -> None:
-        """Say that execution begins: from here on the attempt is charged whatever happens."""
+        """Say that execution begins: from here on the attempt is charged whatever happens.
+
+        Raises :class:`Withdrawn` when the worker, which is shutting down, has given the lease back uncharged.
+        """
+        ...
+
+    def occupy(self, until: Awaitable[object]) -> None:
+        """Keep the slot taken until then, though the outcome is recorded before: a thread cannot be stopped."""
         ...
 
     def holds(self) -> bool:

@@ -18,7 +18,6 @@ from redrive.ledger.entries import Attempt, DeadLetter, Entries, Finding, Genera
 from redrive.ledger.records import iso
 from redrive.ledger.sqlite.enqueue import REPEATS_LISTED
 
-
 _SUCCESS: Final = {
     OutcomeKind.DELIVERED.value: Disposition.DELIVERED,
     OutcomeKind.NO_OP.value: Disposition.NO_OP,
@@ -371,11 +370,11 @@ class Fold:
             before = a.fence
         top = min(self.state.fence + (not self.leased), before + self.state.deferrals + 1)
         yield from self._series(before, top)
-        own = 0
-        marks = [t for t in self.deferred if before < t.fence < top]
-        for this, following in zip(marks, [*marks[1:], None], strict=True):
-            if this.category == Category.OWN_FAULT:
-                own += (following.fence if following else top) - this.fence
+        runs = [t for t in self.deferred if before < t.fence < top]
+        ends = [t.fence for t in runs[1:]] + [top]
+        own = sum(
+            end - t.fence for t, end in zip(runs, ends, strict=False) if t.category == Category.OWN_FAULT
+        )
         if self.state.own_faults != own:
             yield Finding("deferrals", f"own_faults is {self.state.own_faults}, the entries say {own}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler, SQLiteDialect
@@ -13,7 +13,7 @@ metadata: Final = sa.MetaData()
 
 
 def _table(name: str, integers: str, texts: str, blobs: str = "") -> sa.Table:
-    columns = [sa.Column(column, sa.Integer) for column in integers.split()]
+    columns: list[sa.Column[Any]] = [sa.Column(column, sa.Integer) for column in integers.split()]
     columns += [sa.Column(column, sa.Text) for column in texts.split()]
     columns += [sa.Column(column, sa.LargeBinary) for column in blobs.split()]
     return sa.Table(name, metadata, *columns)
@@ -46,7 +46,7 @@ audit: Final = _table("audit", "audit", "action")
 class _Compiler(SQLiteCompiler):
     """SQLite's, and a table may be ``INDEXED BY``."""
 
-    def get_from_hint_text(self, table: object, text: str | None) -> str | None:  # type: ignore[override]
+    def get_from_hint_text(self, table: object, text: str | None) -> str | None:
         return text
 
 
@@ -58,7 +58,7 @@ class _Dialect(SQLiteDialect):
 _DIALECT: Final = _Dialect(paramstyle="qmark")
 
 
-def compiled(statement: sa.Select[tuple[object, ...]]) -> tuple[str, Params]:
+def compiled(statement: sa.Select[Any]) -> tuple[str, Params]:
     """A statement's text and its parameters in order, for :meth:`redrive.ledger.sqlite.tx.Tx.rows`."""
     made = statement.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True})
     values = made.params

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.sql.expression import UnaryExpression
+from sqlalchemy.sql.operators import custom_op
 
 from redrive.domain import identity
 from redrive.domain.delivery import DeadLetterState, Disposition, Hold
@@ -135,6 +137,8 @@ DEAD_COLUMNS: Final = (
     dead_letter.c.policy_version,
     dead_letter.c.died_at,
 )
+# In the text, not a parameter: only so does SQLite see that a partial index applies.
+_INLINE_ONE: Final = sa.literal(1, literal_execute=True)
 Clause = sa.ColumnElement[bool]
 Select = sa.Select[Any]
 
@@ -201,8 +205,7 @@ def delivery_statement(tx: Tx, filters: DeliveryFilter, before: int | None, limi
     None when the filters contradict each other or name an event or key that is not there.
     """
     d, s = delivery.c, state.c
-    clauses = _equal(d, filters, ("tenant", "scope", "destination", "handler"))
-    clauses += _flag(s.ambiguous, filters.ambiguous)
+    clauses = _flag(s.ambiguous, filters.ambiguous)
     if filters.category is not None:
         clauses.append(s.last_category == filters.category)
     if filters.event_type is not None:
@@ -228,17 +231,23 @@ def delivery_statement(tx: Tx, filters: DeliveryFilter, before: int | None, limi
     if wanted == {Disposition.DEAD} and not pinned:
         # Each dead delivery has one dead letter of its current generation, and dead letters are few.
         letter = dead_letter.c
-        root = sa.join(dead_letter, state, sa.and_(s.seq == letter.seq, s.generation == letter.generation))
+        same = sa.and_(s.seq == _unindexed(letter.seq), s.generation == _unindexed(letter.generation))
+        root = sa.join(dead_letter, state, same)
         root = root.join(delivery, d.seq == s.seq)
         order = letter.seq
     elif wanted == {Disposition.LEASED} and not pinned:
         hint = (state, "INDEXED BY delivery_state_leased")
-        clauses.append(sa.literal_column("delivery_state.disposition = 1", sa.Boolean))
+        clauses.append(s.disposition == _INLINE_ONE)
         order = s.seq
     elif wanted <= {Disposition.WAITING, Disposition.LEASED} and not pinned and _few_live(tx):
         hint = (state, "INDEXED BY delivery_state_deadline")
-        clauses.append(sa.literal_column("delivery_state.disposition <= 1", sa.Boolean))
+        clauses.append(s.disposition <= _INLINE_ONE)
         order = s.seq
+    driven = hint is not None or order is not d.seq
+    for name in ("tenant", "scope", "destination", "handler"):
+        value = getattr(filters, name)
+        if value is not None:
+            clauses.append((_unindexed(d[name]) if driven else d[name]) == value)
     root = root.outerjoin(event, event.c.event_seq == d.event_seq)
     root = root.outerjoin(
         schema.generation,
@@ -282,11 +291,16 @@ def _one(column: sa.ColumnElement[Any], where: Clause) -> Select:
 
 
 def _few_live(tx: Tx) -> bool:
-    live = sa.select(sa.literal_column("1")).select_from(state)
+    live: Select = sa.select(sa.literal_column("1")).select_from(state)
     live = live.with_hint(state, "INDEXED BY delivery_state_deadline")
-    live = live.where(sa.literal_column("delivery_state.disposition <= 1", sa.Boolean)).limit(LIVE_DRIVES + 1)
+    live = live.where(state.c.disposition <= _INLINE_ONE).limit(LIVE_DRIVES + 1)
     counted = tx.rows(*compiled(sa.select(sa.func.count()).select_from(live.subquery())))
     return int(counted[0][0]) <= LIVE_DRIVES
+
+
+def _unindexed(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    """``+column``: the same value, and SQLite will not look for an index on it."""
+    return UnaryExpression(column, operator=custom_op("+"), type_=column.type)
 
 
 def _equal(columns: Any, filters: object, names: Sequence[str]) -> list[Clause]:
@@ -327,14 +341,15 @@ def _queued_between(
     low, high = tx.rows(*compiled(sa.select(sa.func.min(key)))), tx.rows(*compiled(sa.select(sa.func.max(key))))
     if low[0][0] is None:
         return None, None
-    text, _ = compiled(sa.select(key, time).where(key >= 0).order_by(key).limit(1))
+    probe: Select = sa.select(key, time).where(key >= 0).order_by(key).limit(1)
+    text, values = compiled(probe)
 
     def first_at(instant: int) -> int:
         """The lowest key whose time is ``instant`` or later."""
         lower, upper = int(low[0][0]), int(high[0][0]) + 1
         while lower < upper:
             middle = (lower + upper) // 2
-            found: Row = tx.rows(text, (middle, 1, 0))[0]
+            found: Row = tx.rows(text, (middle, *values[1:]))[0]
             if found[1] >= instant:
                 upper = middle
             else:

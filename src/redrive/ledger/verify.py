@@ -379,7 +379,7 @@ def repair_clock(ledger: SqliteLedger, actor: str, reason: str | None = None, *,
         tx.run(sql("clock_set"), (host,))
         return ClockRepair(True, now, host)
 
-    done = ledger.transact_sync(operation, "repair")
+    done = ledger.transact_sync(operation, "operator")
     if done.repaired:
         ledger.clock.forget()  # again: a reader may have looked at the old time before the commit
     return done

@@ -42,16 +42,17 @@ class FanOut:
 
     def __init__(self) -> None:
         self._revision: int | None = None
-        self._by_tenant: dict[str, list[tuple[Subscriber, tuple[object, ...]]]] = {}
         self._matches: dict[tuple[str, str], list[Subscriber]] = {}
+
+    def refresh(self, tx: Tx) -> None:
+        """Drop what another transaction has changed. Call it once in each transaction, before :meth:`subscribers`."""
+        revision = registry.revision(tx)
+        if revision != self._revision or len(self._matches) > 50_000:
+            self._matches.clear()
+            self._revision = revision
 
     def subscribers(self, tx: Tx, tenant: str, event_type: str) -> list[Subscriber]:
         """The tenant's destinations whose filters match, in order of their IDs."""
-        revision = registry.revision(tx)
-        if revision != self._revision or len(self._matches) > 50_000:
-            self._by_tenant.clear()
-            self._matches.clear()
-            self._revision = revision
         found = self._matches.get((tenant, event_type))
         if found is None:
             found = self._matches[tenant, event_type] = self._match(tx, tenant, event_type)

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from redrive.domain.delivery import Lease
@@ -102,7 +103,7 @@ class WebhookHandler:
             if verdict is not None:
                 return verdict
         try:
-            request = self.request(lease, destination, body)
+            request = self.request(lease, destination, body, guard)
         except SecretUnavailable as exc:
             _log.error("destination %s: %s", lease.destination, exc)
             return _OWN_FAULT
@@ -110,7 +111,10 @@ class WebhookHandler:
             return None
         guard.start()
         hit("connect.before")
-        observation = await self._sender.send(request)
+        try:
+            observation = await self._sender.send(request)
+        except _LeaseGone:
+            return None
         hit("send.after")
         outcome = destination.table.classify(observation, time.time_ns() // 1000, destination.settings.excerpt)
         if isinstance(observation, Failure) and _log.isEnabledFor(logging.DEBUG):
@@ -119,7 +123,7 @@ class WebhookHandler:
             await self._on_gone(lease.destination)
         return outcome
 
-    def request(self, lease: Lease, destination: Compiled, body: bytes) -> Request:
+    def request(self, lease: Lease, destination: Compiled, body: bytes, guard: LeaseGuard) -> Request:
         """The request of this attempt. Raises :class:`SecretUnavailable`."""
         delivery = to_text("dlv", lease.delivery_id)
         now_us = time.time_ns() // 1000
@@ -147,7 +151,7 @@ class WebhookHandler:
             settings.timeouts,
             fresh=destination.fresh,
             max_response_body=settings.max_response_body,
-            on_send=_SEND_POINT,
+            on_send=partial(_before_write, guard),
             on_head=_HEAD_POINT,
         )
 
@@ -179,13 +183,19 @@ class WebhookHandler:
         return CONFIRMED if there else None
 
 
-def _send_point() -> None:
+class _LeaseGone(Exception):
+    """The lease ended between the reservation and the write: another worker may have the next fence by now."""
+
+
+def _before_write(guard: LeaseGuard) -> None:
+    """The last moment at which nothing has been sent: connecting takes time, and a stopped process takes more."""
     hit("send.before")
+    if not guard.holds():
+        raise _LeaseGone
 
 
 def _head_point() -> None:
     hit("receive.head")
 
 
-_SEND_POINT: Final = _send_point
 _HEAD_POINT: Final = _head_point

@@ -42,6 +42,10 @@ class Fault(enum.StrEnum):
     """Our own side: no file descriptors, our proxy unreachable, unusable key material."""
 
 
+NO_SLOT = "pool"
+"""``Failure.detail`` when every connection that our own limits allow was busy until the deadline."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An exchange without a full response head.

@@ -19,7 +19,7 @@ unsent: forbidden address                               permanent ``forbidden_ad
 unsent: unacceptable certificate                        permanent ``tls`` (retryable by choice)
 unsent: deadline                                        retryable ``timeout_unsent``
 unsent: name, connection, proxy, other TLS failure      retryable ``dns connect proxy tls``
-unsent: our own fault                                   deferred ``own_fault``; not charged
+unsent: our own fault, no free connection of ours       deferred ``own_fault``; not charged
 sent: deadline                                          unknown ``timeout_sent``
 sent: malformed response                                unknown ``bad_response``
 sent: anything else                                     unknown ``connection_lost``
@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from redrive.domain.outcome import Category, Flag, Outcome, OutcomeKind
 from redrive.domain.retry_after import parse_retry_after
 from redrive.errors import InvalidInput
-from redrive.webhooks.observation import Failure, Fault, Observation, Phase, Response
+from redrive.webhooks.observation import NO_SLOT, Failure, Fault, Observation, Phase, Response
 
 DUPLICATE_HEADER = "webhook-duplicate"
 """A receiver that has seen the delivery ID before may answer with this header, value ``true``."""
@@ -198,7 +198,7 @@ class OutcomeTable:
             return Outcome(OutcomeKind.UNKNOWN, category)
         if fault is Fault.FORBIDDEN or failure.phase is Phase.GUARD:
             return Outcome(OutcomeKind.PERMANENT, Category.FORBIDDEN_ADDRESS)
-        if fault is Fault.OURS:
+        if fault is Fault.OURS or failure.detail == NO_SLOT:
             return Outcome(OutcomeKind.DEFERRED, Category.OWN_FAULT)
         if fault is Fault.CERTIFICATE:
             return Outcome(self.certificate, Category.TLS)

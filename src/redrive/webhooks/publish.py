@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 
 from redrive.domain import identity
@@ -13,7 +14,7 @@ from redrive.domain.envelope import CURRENT, payload_hash
 from redrive.domain.identity import UNIQUE, Key, Unique
 from redrive.domain.values import canonical_json, check_event_type, check_json_bytes, check_label, utc_us
 from redrive.errors import InvalidInput, PayloadTooLarge
-from redrive.ledger.sqlite.enqueue import accept_event, note_conflicts
+from redrive.ledger.sqlite.enqueue import accept_events, note_conflicts
 from redrive.ledger.sqlite.tx import Tx
 from redrive.webhooks.catalog import FanOut
 
@@ -44,8 +45,8 @@ def prepare(event: Event, unique: bytes, max_payload_bytes: int) -> NewEvent:
     check_label(event.tenant, "tenant")
     if event.scope is not None:
         check_label(event.scope, "scope")
-    content_type = _check_content_type(event.content_type)
-    body = encode_body(event.payload, content_type)
+    content_type = event.content_type
+    body = encode_body(event.payload, is_json=_check_content_type(content_type))
     if len(body) > max_payload_bytes:
         raise PayloadTooLarge(
             f"the payload is {len(body)} bytes, the limit is {max_payload_bytes}",
@@ -57,7 +58,7 @@ def prepare(event: Event, unique: bytes, max_payload_bytes: int) -> NewEvent:
         raise InvalidInput("an event ID is missing", param="event_id", hint="give the event's own ID, or say UNIQUE")
     return NewEvent(
         identity.event_id(event.tenant, key),
-        unique.hex() if event.event_id is UNIQUE else key_text(key),
+        identity.key_text(key),
         event.event_type,
         event.tenant,
         body,
@@ -69,7 +70,7 @@ def prepare(event: Event, unique: bytes, max_payload_bytes: int) -> NewEvent:
     )
 
 
-def encode_body(payload: Any, content_type: str) -> bytes:
+def encode_body(payload: Any, *, is_json: bool) -> bytes:
     """The bytes that every delivery of the event will carry. JSON given as bytes or text is checked, not rewritten."""
     if isinstance(payload, bytes | bytearray | memoryview):
         body = bytes(payload)
@@ -80,13 +81,14 @@ def encode_body(payload: Any, content_type: str) -> bytes:
             raise InvalidInput("the payload holds a lone surrogate, which is not text", param="payload") from None
     else:
         return canonical_json(payload)
-    media = content_type.partition(";")[0].strip().lower()
-    if media == _JSON[0] or media.endswith(_JSON[1]):
+    if is_json:
         check_json_bytes(body)
     return body
 
 
-def _check_content_type(text: object) -> str:
+@lru_cache(maxsize=256)
+def _check_content_type(text: object) -> bool:
+    """Whether it is JSON; raises for what is no content type."""
     if (
         not isinstance(text, str)
         or not 0 < len(text) <= _MAX_CONTENT_TYPE
@@ -94,19 +96,13 @@ def _check_content_type(text: object) -> str:
         or "/" not in text
     ):
         raise InvalidInput("the content type is not one", param="content_type")
-    return text
+    media = text.partition(";")[0].strip().lower()
+    return media == _JSON[0] or media.endswith(_JSON[1])
 
 
-def key_text(key: Key) -> str:
-    """A key for people: its parts, joined. Identity never depends on it."""
-    parts = identity.key_tuple(key)
-    text = "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in parts)
-    return text[:200]
-
-
-def publish(tx: Tx, now: int, event: NewEvent, fan_out: FanOut, *, path: str, producer: str) -> Published:
-    """Accept the event and one delivery for each matching destination. The decision is in the result."""
-    deliveries = [
+def fan_out_of(tx: Tx, event: NewEvent, fan_out: FanOut) -> list[NewDelivery]:
+    """One delivery for each destination that subscribes to the event."""
+    return [
         NewDelivery(
             identity.webhook_delivery_id(event.tenant, event.event_id, subscriber.destination_id),
             HANDLER,
@@ -123,7 +119,6 @@ def publish(tx: Tx, now: int, event: NewEvent, fan_out: FanOut, *, path: str, pr
         )
         for subscriber in fan_out.subscribers(tx, event.tenant, event.event_type)
     ]
-    return accept_event(tx, now, event, deliveries, path=path, producer=producer)
 
 
 def publish_all(
@@ -131,7 +126,9 @@ def publish_all(
 ) -> list[Published]:
     """All of them, or, with one conflict among them, none. The conflicts are recorded, and are in the result."""
     tx.run("SAVEPOINT redrive_publish")
-    results = [publish(tx, now, event, fan_out, path=path, producer=producer) for event in events]
+    fan_out.refresh(tx)
+    accepted = [(event, fan_out_of(tx, event, fan_out)) for event in events]
+    results = accept_events(tx, now, accepted, path=path, producer=producer)
     if any(result.decided is Decided.CONFLICT for result in results):
         tx.run("ROLLBACK TO redrive_publish")
         for result in results:

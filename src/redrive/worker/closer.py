@@ -10,7 +10,7 @@ from typing import Final
 from redrive.domain.delivery import Closing
 from redrive.domain.outcome import OutcomeKind
 from redrive.domain.ports import WorkLedger
-from redrive.errors import LedgerError
+from redrive.errors import LedgerCorrupt, LedgerError
 from redrive.failpoint import hit
 
 MAX_BATCH: Final = 1000
@@ -83,15 +83,20 @@ class Closer:
         hit("execute.after")
         try:
             await self._ledger.close_attempts(self._worker, batch)
-        except LedgerError:
-            raise
-        except Exception:
+        except Exception as exc:
+            if _is_everyones(exc):
+                raise
             # One row that raises must not keep the others from closing.
-            _log.exception("closing %d outcomes failed; closing them one by one", len(batch))
+            _log.error("closing %d outcomes failed; closing them one by one", len(batch), exc_info=exc)
             for closing in batch:
                 try:
                     await self._ledger.close_attempts(self._worker, [closing])
-                except LedgerError:
-                    raise
-                except Exception:
-                    _log.exception("an outcome cannot be stored; its lease will expire and be reaped")
+                except Exception as own:
+                    if _is_everyones(own):
+                        raise
+                    _log.error("an outcome cannot be stored; its lease will expire and be reaped", exc_info=own)
+
+
+def _is_everyones(exc: Exception) -> bool:
+    """Whether the ledger refuses everything (busy, full, read-only), rather than one row that contradicts itself."""
+    return isinstance(exc, LedgerError) and not isinstance(exc, LedgerCorrupt)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from redrive.domain.delivery import Closing, Lease
 from redrive.domain.outcome import INTERRUPTED, Category, Outcome, OutcomeKind
-from redrive.domain.ports import Handler, LeaseGuard, Mechanism, WorkLedger
+from redrive.domain.ports import Handler, LeaseGuard, Mechanism, Withdrawn, WorkLedger
 from redrive.errors import LedgerError, RedriveError
 from redrive.failpoint import hit
 from redrive.worker.closer import Closer
@@ -19,6 +20,7 @@ from redrive.worker.heart import Heart, Held
 from redrive.worker.settings import WorkerSettings
 
 REAP_BATCH: Final = 200
+_SUCCESS: Final = (OutcomeKind.DELIVERED, OutcomeKind.NO_OP)
 HANDLER_RAISED: Final = Outcome(OutcomeKind.RETRYABLE, Category.HANDLER_ERROR)
 _log = logging.getLogger("redrive.worker")
 
@@ -26,7 +28,7 @@ _log = logging.getLogger("redrive.worker")
 class Running(LeaseGuard):
     """One lease in a slot."""
 
-    __slots__ = ("fence", "lease", "lost", "seq", "started", "task", "valid_until")
+    __slots__ = ("_lock", "_withdrawn", "dropped", "fence", "lease", "lost", "occupied", "seq", "started", "task", "valid_until")
 
     def __init__(self, lease: Lease, valid_until: float) -> None:
         self.lease = lease
@@ -35,11 +37,35 @@ class Running(LeaseGuard):
         self.valid_until = valid_until
         self.lost = False
         self.started = False
+        self.dropped = False
+        """The worker itself cancelled the task."""
+        self.occupied: Awaitable[object] | None = None
         self.task: asyncio.Task[None] | None = None
+        self._lock = threading.Lock()
+        self._withdrawn = False
 
     def start(self) -> None:
         """Nothing that happens from here on is uncharged."""
-        self.started = True
+        with self._lock:
+            if self._withdrawn:
+                raise Withdrawn
+            self.started = True
+
+    def withdraw(self) -> bool:
+        """Keep it from starting; False when it has started. Decided once, against a thread about to begin, too."""
+        with self._lock:
+            self._withdrawn = not self.started
+            return self._withdrawn
+
+    def occupy(self, until: Awaitable[object]) -> None:
+        """The slot is not free before that."""
+        self.occupied = until
+
+    def drop(self) -> None:
+        """Cancel the task; what is recorded, if anything, is the caller's business."""
+        self.dropped = True
+        if self.task is not None:
+            self.task.cancel()
 
     def holds(self) -> bool:
         """Whether the lease is certainly still ours: a worker that was stopped past it must not send."""
@@ -75,6 +101,8 @@ class Worker:
             (handler.name, version) for handler in handlers.values() for version in sorted(handler.envelope_versions)
         )
         self._running: dict[tuple[int, int], Running] = {}
+        self._occupied: set[Running] = set()
+        """Recorded, but with a thread that is not back yet."""
         self._freed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._lease_us = int(settings.lease_s * 1e6)
@@ -116,7 +144,7 @@ class Worker:
         slots = self._settings.slots
         failures = 0
         while not self._stopping.is_set():
-            free = slots - len(self._running)
+            free = slots - len(self._running) - len(self._occupied)
             if free <= 0 or closer.backlog > 2 * slots or not closer.healthy:
                 self._freed.clear()
                 with contextlib.suppress(TimeoutError):
@@ -125,19 +153,19 @@ class Worker:
             asked = time.monotonic()
             try:
                 leases = await self._mechanism.receive(self._worker, self._routes, free, self._lease_us)
+                for lease in leases:
+                    self._start(lease, asked + self._settings.lease_s)
+                if len(leases) < free:
+                    if until_idle and not leases and await self._idle(closer):
+                        return
+                    await self._mechanism.wait(self._routes, 0.02 if until_idle else self._settings.poll_s)
             except Exception as exc:
                 failures += 1
                 if failures in (1, 10) or failures % 100 == 0:
                     _log.error("claiming failed (%d in a row): %s", failures, exc)
                 await self._pause(min(0.05 * 2 ** min(failures, 10), 5.0))
-                continue
-            failures = 0
-            for lease in leases:
-                self._start(lease, asked + self._settings.lease_s)
-            if len(leases) < free:
-                if until_idle and not leases and await self._idle(closer):
-                    return
-                await self._mechanism.wait(self._routes, 0.02 if until_idle else self._settings.poll_s)
+            else:
+                failures = 0
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -163,18 +191,31 @@ class Worker:
         try:
             hit("execute.before")
             outcome = await self._handlers[lease.handler].execute(lease, entry)
-        except asyncio.CancelledError:
-            # Drained or abandoned. Whoever cancelled decides what, if anything, is recorded.
-            self._running.pop((lease.seq, lease.fence), None)
-            self._freed.set()
+        except KeyboardInterrupt:
             raise
-        except Exception:
-            _log.exception("handler %s raised outside its own guard", lease.handler)
+        except BaseException as exc:
+            if entry.dropped:
+                # Drained or abandoned. Whoever cancelled decides what, if anything, is recorded.
+                self._running.pop((lease.seq, lease.fence), None)
+                self._freed.set()
+                raise
+            # A cancellation that we did not ask for, or SystemExit: the handler's, and no reason to stop the others.
+            _log.error("handler %s raised outside its own guard", lease.handler, exc_info=exc)
             outcome = HANDLER_RAISED
         self._running.pop((lease.seq, lease.fence), None)
-        self._freed.set()
+        if entry.occupied is None:
+            self._freed.set()
+        else:
+            entry.lost = True  # what still runs must not believe that it holds the lease
+            self._occupied.add(entry)
         if outcome is not None:
             self._finish(entry, outcome, int((time.monotonic() - begun) * 1e6))
+        if entry.occupied is not None:
+            try:
+                await entry.occupied
+            finally:
+                self._occupied.discard(entry)
+                self._freed.set()
 
     def _finish(self, entry: Running, outcome: Outcome, duration_us: int) -> None:
         lease = entry.lease
@@ -188,7 +229,7 @@ class Worker:
                 lease.started_at,
                 lease.deferrals,
                 outcome,
-                self._random(),
+                0.0 if outcome.kind in _SUCCESS else self._random(),
                 duration_us,
             )
         )
@@ -214,8 +255,8 @@ class Worker:
     async def _drain(self, closer: Closer) -> None:
         """Bounded time for what is in flight; what never started goes back uncharged; the rest will expire."""
         for entry in list(self._running.values()):
-            if not entry.started and entry.task is not None:
-                entry.task.cancel()
+            if entry.withdraw():
+                entry.drop()
                 self._finish(entry, INTERRUPTED, 0)
         end = time.monotonic() + self._settings.drain_s
         while self._running and time.monotonic() < end:
@@ -228,7 +269,7 @@ class Worker:
             await asyncio.wait_for(closer.settled(), max(1.0, end - time.monotonic()))
 
     async def _abandon(self) -> None:
-        tasks = [entry.task for entry in self._running.values() if entry.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        entries = [*self._running.values(), *self._occupied]
+        for entry in entries:
+            entry.drop()
+        await asyncio.gather(*[entry.task for entry in entries if entry.task is not None], return_exceptions=True)

@@ -65,9 +65,13 @@ class Heart:
         """Extend every lease that is held now, and mark those that turn out to be lost."""
         before = time.monotonic()
         held = self._held()
-        lost = self._extend([(entry.seq, entry.fence) for entry in held])
+        # A delivery that was reaped and claimed again may be here under two fences: only the later one can be held.
+        newest: dict[int, int] = {}
         for entry in held:
-            if entry.seq in lost:
+            newest[entry.seq] = max(entry.fence, newest.get(entry.seq, 0))
+        lost = self._extend(list(newest.items()))
+        for entry in held:
+            if entry.seq in lost or entry.fence != newest[entry.seq]:
                 entry.lost = True
             else:
                 entry.valid_until = before + self._lease_s

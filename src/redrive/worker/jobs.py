@@ -26,6 +26,7 @@ _UNDECODABLE: Final = Outcome(OutcomeKind.PERMANENT, Category.UNDECODABLE)
 _RAISED: Final = Outcome(OutcomeKind.RETRYABLE, Category.HANDLER_ERROR)
 _TIMED_OUT: Final = Outcome(OutcomeKind.UNKNOWN, Category.HANDLER_TIMEOUT)
 _UNKNOWN: Final = Outcome(OutcomeKind.UNKNOWN, Category.HANDLER_ERROR)
+_LEASE_GONE: Final = object()
 CONFIRMED: Final = Outcome(OutcomeKind.DELIVERED, Category.CONFIRMED, flags=Flag.CONFIRMED)
 CONFIRM_FAILED: Final = Outcome(OutcomeKind.RETRYABLE, Category.CONFIRM_FAILED)
 
@@ -225,6 +226,9 @@ class JobHandler:
         begun = threading.Event()
 
         def call() -> Any:
+            # It may have waited long for a thread, and the process may have been stopped meanwhile.
+            if not guard.holds():
+                return _LEASE_GONE
             guard.start()
             begun.set()
             return self.function(context, payload)
@@ -246,7 +250,7 @@ class JobHandler:
             return _TIMED_OUT
         exc = future.exception()
         if exc is None:
-            return await self._returned(context)
+            return None if future.result() is _LEASE_GONE else await self._returned(context)
         if not isinstance(exc, Exception):
             raise exc
         return await self._raised(context, exc, timed_out=False)

@@ -160,7 +160,7 @@ def test_the_normalisation_pair_is_one() -> None:
 def test_a_key_of_one_part_is_its_bare_value(value: Any) -> None:
     bare = identity.delivery_id("h", "t", value)
     assert bare == identity.delivery_id("h", "t", (value,)) == identity.delivery_id("h", "t", [value])
-    assert identity.key_tuple(value) == (value,)
+    assert identity.encode_key(value) == identity.encode_part((value,))
 
 
 def test_lists_are_tuples_and_enums_are_their_values() -> None:

@@ -133,8 +133,7 @@ def test_the_named_outcomes() -> None:
 
 def test_o11_no_record_that_a_producer_makes_has_an_attempt_number() -> None:
     for record in (NewDelivery, NewEvent):
-        names = {field.name for field in dataclasses.fields(record)}
-        assert not names & {"attempt", "attempts", "generation", "fence", "disposition", "deadline_at"}
+        assert not set(record._fields) & {"attempt", "attempts", "generation", "fence", "disposition", "deadline_at"}
 
 
 def test_records_are_frozen_and_start_plain() -> None:
@@ -146,7 +145,7 @@ def test_records_are_frozen_and_start_plain() -> None:
         (Enqueued(1, b"d" * 16, Decided.CREATED), "seq"),
         (Published(b"e" * 16, Decided.CREATED), "decided"),
     ):
-        with pytest.raises(dataclasses.FrozenInstanceError):
+        with pytest.raises(AttributeError):
             setattr(record, name, None)
     assert Published(b"e" * 16, Decided.CREATED).deliveries == ()
     assert Closing._field_defaults == {"min_delay_us": 0}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -112,7 +111,7 @@ def _not_a_connection(connection: Any) -> InvalidInput:
 def _check_file(tx: Tx, path: Path) -> None:
     """The ledger's own file, or nothing. Reads no page of it."""
     files = [row[2] for row in tx.rows("PRAGMA database_list") if row[1] == "main"]
-    if not files or not files[0] or not os.path.samefile(files[0], path):
+    if not files or not files[0] or not Path(files[0]).samefile(path):
         raise InvalidInput(
             "the connection is to another database than the ledger",
             param="connection",

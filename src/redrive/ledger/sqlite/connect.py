@@ -79,16 +79,25 @@ def translate(exc: sqlite3.Error, path: Path) -> LedgerError | NotFound:
     if code == sqlite3.SQLITE_READONLY:
         return LedgerReadOnly(f"{where} cannot be written", hint="check the file's and the folder's permissions")
     if code == sqlite3.SQLITE_CANTOPEN:
-        if not path.exists():
+        if _missing(path):
             return NotFound(f"{where} does not exist", param="ledger", hint="create it with: redrive init")
         return LedgerReadOnly(f"{where} cannot be opened", hint="check the file's and the folder's permissions")
     if code == sqlite3.SQLITE_NOTADB:
         return NotALedger(f"{path} is not a SQLite database", hint="nothing was changed; choose another file")
     if code == sqlite3.SQLITE_CORRUPT:
         return LedgerCorrupt(f"{where} is damaged", hint="stop all workers and restore from a backup")
+    if code == sqlite3.SQLITE_CONSTRAINT:
+        return LedgerCorrupt(f"{where} refused a change that contradicts what it holds: {exc}")
     if code == sqlite3.SQLITE_IOERR:
         return LedgerError(f"{where}: the disk reported an error ({exc.sqlite_errorname})")
     return LedgerError(f"{where}: {exc}")
+
+
+def _missing(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except OSError:
+        return False  # a folder that may not be entered: nobody can say
 
 
 def connect(path: Path, *, create: bool = False, read_only: bool = False) -> sqlite3.Connection:

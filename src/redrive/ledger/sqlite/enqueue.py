@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from redrive.domain import identity
 from redrive.domain.delivery import Decided, Enqueued, NewDelivery, NewEvent, Published
@@ -48,30 +48,32 @@ def accept(
     *,
     path: str,
     producer: str,
-    event_seq: int | None = None,
+    event_seqs: Sequence[int] | None = None,
 ) -> list[Enqueued]:
     """Accept deliveries; one result per item, in order. Never raises for a duplicate or a conflict.
 
-    ``path`` and ``producer`` say where the call came from, for the list of repeats.
+    ``path`` and ``producer`` say where the call came from, for the list of repeats. ``event_seqs`` are the events that
+    hold the payloads, where it is not inline.
     """
+    if not items:
+        return []
+    first = tx.rows(sql("identity_next"))[0][0]
+    rows = [(first + n, item.delivery_id, item.payload_hash, now) for n, item in enumerate(items)]
+    seqs = _insert_new(tx, sql("identity_insert"), rows)
     results: list[Enqueued] = []
     facts: list[Params] = []
     states: list[Params] = []
     policies: dict[int, str] = {}
-    insert_identity, find_identity = sql("identity_insert"), sql("identity_find")
-    for item in items:
-        new = tx.rows(insert_identity, (item.delivery_id, item.payload_hash, now))
-        if not new:
-            seq, known_hash = tx.rows(find_identity, (item.delivery_id,))[0]
-            same = known_hash == item.payload_hash
-            results.append(_repeat(tx, now, seq, item.delivery_id, same=same, path=path, producer=producer))
+    for index, (item, seq) in enumerate(zip(items, seqs, strict=True)):
+        if seq is None:
+            results.append(_found(tx, now, item, path=path, producer=producer))
             continue
-        seq = new[0][0]
         version, spec = _policy_row(item.policy)
         policies[version] = spec
         due = item.available_at if item.available_at is not None else now + item.delay_us
         # Waiting for its hour is not ageing: the age budget runs from the moment the work is due.
         deadline = max(due, now) + item.policy.max_age
+        event_seq = None if event_seqs is None else event_seqs[index]
         facts.append(
             (
                 seq,
@@ -82,7 +84,7 @@ def accept(
                 item.destination,
                 item.key_text,
                 event_seq,
-                item.payload if event_seq is None else None,
+                item.payload,
                 item.content_type,
                 item.envelope_version,
                 version,
@@ -114,6 +116,11 @@ def accept(
     return results
 
 
+def _found(tx: Tx, now: int, item: NewDelivery, *, path: str, producer: str) -> Enqueued:
+    seq, known_hash = tx.rows(sql("identity_find"), (item.delivery_id,))[0]
+    return _repeat(tx, now, seq, item.delivery_id, same=known_hash == item.payload_hash, path=path, producer=producer)
+
+
 def _repeat(tx: Tx, now: int, seq: int, delivery_id: bytes, *, same: bool, path: str, producer: str) -> Enqueued:
     decided = Decided.DUPLICATE if same else Decided.CONFLICT
     total = tx.rows(sql("repeat_count"), (seq, int(same), int(not same)))[0][0]
@@ -122,19 +129,39 @@ def _repeat(tx: Tx, now: int, seq: int, delivery_id: bytes, *, same: bool, path:
     return Enqueued(seq, delivery_id, decided)
 
 
-def accept_event(
+def accept_events(
     tx: Tx,
     now: int,
-    event: NewEvent,
-    fan_out: Sequence[NewDelivery],
+    events: Sequence[tuple[NewEvent, Sequence[NewDelivery]]],
     *,
     path: str,
     producer: str,
-) -> Published:
-    """Accept an event and its deliveries. The first publish freezes the fan-out; a repeat returns it."""
-    new = tx.rows(
-        sql("event_insert"),
+) -> list[Published]:
+    """Accept events, each with its deliveries. The first publish freezes the fan-out; a repeat returns it."""
+    seqs = _accept_event_rows(tx, now, events)
+    deliveries: list[NewDelivery] = []
+    event_seqs: list[int] = []
+    for (_, fan_out), seq in zip(events, seqs, strict=True):
+        if seq is not None:
+            deliveries += fan_out
+            event_seqs += [seq] * len(fan_out)
+    made = iter(accept(tx, now, deliveries, path=path, producer=producer, event_seqs=event_seqs))
+    return [
+        Published(event.event_id, Decided.CREATED, tuple(next(made) for _ in fan_out))
+        if seq is not None
+        else _published(tx, now, event, path=path, producer=producer)
+        for (event, fan_out), seq in zip(events, seqs, strict=True)
+    ]
+
+
+def _accept_event_rows(
+    tx: Tx, now: int, events: Sequence[tuple[NewEvent, Sequence[NewDelivery]]]
+) -> list[int | None]:
+    """A seq for each new event, None for each known one."""
+    first = tx.rows(sql("event_next"))[0][0]
+    rows = [
         (
+            first + n,
             event.event_id,
             event.event_key,
             event.event_type,
@@ -147,11 +174,36 @@ def accept_event(
             event.occurred_at,
             now,
             len(fan_out),
-        ),
-    )
-    if new:
-        made = accept(tx, now, fan_out, path=path, producer=producer, event_seq=new[0][0]) if fan_out else []
-        return Published(event.event_id, Decided.CREATED, tuple(made))
+        )
+        for n, (event, fan_out) in enumerate(events)
+    ]
+    return _insert_new(tx, sql("event_insert"), rows)
+
+
+def _insert_new(tx: Tx, statement: str, rows: Sequence[tuple[Any, ...]]) -> list[int | None]:
+    """Insert rows that begin with dealt seqs, all at once if all are new, else one by one; None for known ones.
+
+    The writer is alone, so seqs are dealt from the highest there is, without gaps.
+    """
+    if len(rows) > 1:
+        tx.run("SAVEPOINT redrive_rows")
+        all_new = tx.many(statement, rows) == len(rows)
+        if not all_new:
+            tx.run("ROLLBACK TO redrive_rows")
+        tx.run("RELEASE redrive_rows")
+        if all_new:
+            return [row[0] for row in rows]
+    seqs: list[int | None] = []
+    next_seq = rows[0][0] if rows else 0
+    for row in rows:
+        new = tx.run(statement, (next_seq, *row[1:]))
+        seqs.append(next_seq if new else None)
+        next_seq += new
+    return seqs
+
+
+def _published(tx: Tx, now: int, event: NewEvent, *, path: str, producer: str) -> Published:
+    """An event that is already there, with the fan-out that its first publish froze."""
     event_seq, event_type, known_hash = tx.rows(sql("event_find"), (event.event_id,))[0]
     same = known_hash == event.payload_hash and event_type == event.event_type
     repeats = [

@@ -18,7 +18,7 @@ from redrive.domain import identity
 from redrive.domain.delivery import Closed, Closing, Lease
 from redrive.domain.policy import Policy
 from redrive.domain.ports import Reaped
-from redrive.errors import EnvironmentMismatch, LedgerCorrupt, LedgerError
+from redrive.errors import EnvironmentMismatch, LedgerCorrupt, LedgerError, LedgerReadOnly
 from redrive.ledger import migrate
 from redrive.ledger.sqlite import work
 from redrive.ledger.sqlite.clock import LedgerClock
@@ -38,6 +38,10 @@ def create(url: str, environment: str, clock: LedgerClock | None = None) -> list
     path = path_of(url)
     if not path.parent.is_dir():
         raise LedgerError(f"the folder {path.parent} does not exist", param="ledger", hint="create it first")
+    if not path.exists() and not os.access(path.parent, os.W_OK | os.X_OK):
+        raise LedgerReadOnly(
+            f"the folder {path.parent} cannot be written", param="ledger", hint="check its permissions"
+        )
     with contextlib.closing(connect(path, create=True)) as conn:
         if identify(conn, path):
             _check_environment(conn, path, environment)  # before anything is changed, too

@@ -23,6 +23,8 @@ _MOST: Final = 2**63 - 1
 """What a column holds: a target may ask for more, and that must not keep its attempt from being closed."""
 _log = logging.getLogger("redrive.ledger")
 
+_DURATION_BITS: Final = 40
+_DURATION_MAX: Final = (1 << _DURATION_BITS) - 1
 _SUCCESS: Final = {
     OutcomeKind.DELIVERED: int(Disposition.DELIVERED),
     OutcomeKind.NO_OP: int(Disposition.NO_OP),
@@ -58,50 +60,89 @@ class _Row(NamedTuple):
 
 def reserve(tx: RawTx, now: int, worker: int, routes: Sequence[int], limit: int, lease_us: int) -> list[Lease]:
     """Charge and lease up to ``limit`` due deliveries: routes in the order given, then priority, then age."""
-    rows: list[Any] = []
-    select, until = sql("reserve_select"), now + lease_us
-    for route in routes:
-        for priority in PRIORITIES:
-            rows += tx.rows(select, (route, priority, now, limit - len(rows), until))
-            if len(rows) == limit:
-                break
-        if len(rows) == limit:
+    while True:
+        try:
+            rows = _due(tx, now, routes, limit)
             break
+        except sqlite3.DataError:  # together their payloads are more than one value can hold
+            if limit == 1:
+                raise
+            limit = (limit + 1) // 2
     if not rows:
         return []
+    until = now + lease_us
     seqs = json.dumps([row[0] for row in rows])
     charged = tx.run(sql("reserve_update"), (seqs, now, worker, until))
     if charged != len(rows):
         raise AssertionError(f"reserved {charged} of {len(rows)} selected deliveries")
-    return [Lease._make(row) for row in rows]
+    return [_lease(row, now, until) for row in rows]
+
+
+def _due(tx: RawTx, now: int, routes: Sequence[int], limit: int) -> list[list[Any]]:
+    rows: list[list[Any]] = []
+    select = sql("reserve_select")
+    for route in routes:
+        for priority in PRIORITIES:
+            rows += json.loads(tx.rows(select, (route, priority, now, limit - len(rows)))[0][0])
+            if len(rows) == limit:
+                return rows
+    return rows
+
+
+def _lease(row: list[Any], started_at: int, until: int) -> Lease:
+    """One row of ``reserve_select`` as the lease it has become."""
+    blob = bytes.fromhex
+    return Lease._make(
+        (
+            row[0],
+            blob(row[1]),
+            *row[2:11],
+            started_at,
+            until,
+            *row[11:15],
+            blob(row[15]),
+            blob(row[16]),
+            row[17],
+            blob(row[18]) or None,
+            row[19],
+            row[20],
+        )
+    )
 
 
 def close(tx: RawTx, now: int, worker: int, closings: Sequence[Closing], policy_of: PolicyOf) -> list[Closed]:
-    """Record how attempts ended. Successes under a current lease take the short way, in bulk."""
-    short = [c for c in closings if c.outcome.kind in _SUCCESS]
-    if len(short) == len(closings):
-        if _close_successes(tx, now, worker, short):
-            return [Closed.APPLIED] * len(closings)
+    """Record how attempts ended. Plain successes under a current lease take the short way, in bulk."""
+    plain = [c.outcome.kind in _SUCCESS and c.outcome.excerpt is None for c in closings]
+    short = [c for c, is_plain in zip(closings, plain, strict=True) if is_plain]
+    if not short or not _close_successes(tx, now, short):
         return [close_one(tx, now, worker, c, policy_of) for c in closings]
-    if len(short) > 1 and _close_successes(tx, now, worker, short):
-        return [
-            Closed.APPLIED if c.outcome.kind in _SUCCESS else close_one(tx, now, worker, c, policy_of) for c in closings
-        ]
-    return [close_one(tx, now, worker, c, policy_of) for c in closings]
+    return [
+        Closed.APPLIED if is_plain else close_one(tx, now, worker, c, policy_of)
+        for c, is_plain in zip(closings, plain, strict=True)
+    ]
 
 
-def _close_successes(tx: RawTx, now: int, worker: int, closings: Sequence[Closing]) -> bool:
-    """All of them, or none: False when any is late, repeated or fenced off."""
+def _close_successes(tx: RawTx, now: int, closings: Sequence[Closing]) -> bool:
+    """All of them, or none: False when any is late, repeated or fenced off.
+
+    Two statements for each kind of success, whatever the size of the batch: the attempt row is made from the open
+    attempt on the state row, and the fence and the duration travel packed in one integer.
+    """
+    groups: dict[tuple[str, str, int | None, int], dict[int, int]] = {}
+    for c in closings:
+        o = c.outcome
+        group = groups.setdefault((o.kind, o.category, o.status, int(o.flags)), {})
+        group[c.seq] = c.fence << _DURATION_BITS | min(c.duration_us, _DURATION_MAX)
+    if sum(map(len, groups.values())) != len(closings):
+        return False  # the same delivery twice
     tx.conn.execute("SAVEPOINT successes")
-    changed = tx.many(
-        sql("close_success"),
-        [(_SUCCESS[c.outcome.kind], c.outcome.category, c.seq, c.fence, now) for c in closings],
-    )
-    if changed != len(closings):
-        tx.conn.execute("ROLLBACK TO successes")
-        tx.conn.execute("RELEASE successes")
-        return False
-    tx.many(sql("attempt_insert"), [_attempt_row(c, now, worker, None, c.outcome.flags) for c in closings])
+    for (kind, category, status, flags), group in groups.items():
+        packed = json.dumps(group)
+        if tx.run(sql("success_attempts"), (packed, now, kind, category, status, flags)) != len(group):
+            tx.conn.execute("ROLLBACK TO successes")
+            tx.conn.execute("RELEASE successes")
+            return False
+        tx.run(sql("success_states"), (packed, _SUCCESS[OutcomeKind(kind)], category))
     tx.conn.execute("RELEASE successes")
     return True
 
@@ -172,7 +213,13 @@ def _apply(tx: Tx, now: int, worker: int | None, c: Closing, row: _Row, decision
         late = Flag.LATE if row.leased_until is not None and now >= row.leased_until and worker == row.leased_by else 0
         if c.outcome is WORKER_LOST:
             late = 0
-        deferred = c._replace(deferrals=row.deferrals, attempt=row.attempt, generation=row.generation)
+        assert row.started_at is not None  # it is leased
+        deferred = c._replace(
+            deferrals=row.deferrals,
+            attempt=row.attempt,
+            generation=row.generation,
+            started_at=row.started_at,
+        )
         tx.run(sql("attempt_insert"), _attempt_row(deferred, now, worker, next_at, decision.flags | late))
     elif row.deferrals == 0 or row.last_category != decision.category or decision.hold:
         # Repeated deferrals are coalesced: the count is on the state row, then on the attempt that follows.

@@ -153,8 +153,9 @@ class Request:
     another request, so that a stale keep-alive cannot make the outcome ambiguous.
 
     ``max_response_head`` and ``max_response_body`` are bytes. A head over the cap is malformed; a body over
-    it is cut and flagged. ``on_send`` is called immediately before the request write, ``on_head`` when the
-    final response head has been parsed; neither may raise or block.
+    it is cut and flagged. ``on_send`` is called immediately before the request write; if it raises, nothing is
+    written, and :meth:`Sender.send` raises the same. ``on_head`` is called when the final response head has been
+    parsed, and may not raise. Neither may block.
 
     Raises InvalidInput for a name that is no token, a control character (CR, LF and NUL among them), a
     header that only the sender may write, or a target that is not in origin form.

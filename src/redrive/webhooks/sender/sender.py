@@ -50,7 +50,8 @@ class Sender:
     async def send(self, request: Request) -> Observation:
         """Send ``request`` and say what was seen.
 
-        Never raises but CancelledError, which closes the connection and frees its slot. Every deadline of
+        Never raises but CancelledError, and what ``request.on_send`` raises: either closes the connection and frees
+        its slot. Every deadline of
         ``request.timeouts`` holds, whatever the receiver does.
         """
         pools = self._pools

@@ -251,7 +251,7 @@ CREATE TABLE audit (
 -- is exactly a reservation; a refund is the end of one that did not succeed; a lease keeps its holder; a fence only
 -- grows; budgets change only with the generation.
 CREATE TRIGGER delivery_state_legal BEFORE UPDATE ON delivery_state
-WHEN (OLD.disposition * 10 + NEW.disposition) NOT IN (0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15, 40)
+WHEN (OLD.disposition > 1 AND NOT (OLD.disposition = 4 AND NEW.disposition = 0))
   OR NEW.fence <> OLD.fence + (OLD.disposition = 0 AND NEW.disposition = 1)
   OR NEW.generation <> OLD.generation + (OLD.disposition = 4)
   OR (OLD.disposition <> 4 AND NEW.attempt <> OLD.attempt + (OLD.disposition = 0 AND NEW.disposition = 1)
@@ -262,14 +262,6 @@ WHEN (OLD.disposition * 10 + NEW.disposition) NOT IN (0, 1, 2, 3, 4, 5, 10, 11, 
 BEGIN
   SELECT RAISE(ABORT, 'redrive: illegal change of a delivery');
 END;
-CREATE TRIGGER delivery_state_born BEFORE INSERT ON delivery_state
-WHEN NEW.disposition <> 0 OR NEW.attempt <> 0 OR NEW.fence <> 0 OR NEW.generation <> 0
-  OR EXISTS (SELECT 1 FROM delivery_state WHERE seq = NEW.seq)
-BEGIN
-  SELECT RAISE(ABORT, 'redrive: a delivery is born once, waiting, with an untouched budget');
-END;
-CREATE TRIGGER delivery_state_no_delete BEFORE DELETE ON delivery_state
-BEGIN SELECT RAISE(ABORT, 'redrive: a delivery is always in exactly one disposition'); END;
 CREATE TRIGGER attempt_no_update BEFORE UPDATE ON attempt
 BEGIN SELECT RAISE(ABORT, 'redrive: attempt is append-only'); END;
 CREATE TRIGGER attempt_no_delete BEFORE DELETE ON attempt

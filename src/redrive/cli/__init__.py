@@ -1,0 +1,1 @@
+"""The command ``redrive``: a thin face over :class:`redrive.app.Redrive` and its use-cases."""

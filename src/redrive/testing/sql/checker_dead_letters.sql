@@ -1,0 +1,1 @@
+SELECT seq, generation, state, cause, category, attempts FROM dead_letter ORDER BY dead_letter

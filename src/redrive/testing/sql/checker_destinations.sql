@@ -1,0 +1,1 @@
+SELECT destination_id, settings FROM destination

@@ -1,0 +1,1 @@
+SELECT delivery_id FROM identity

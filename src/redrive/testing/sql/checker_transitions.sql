@@ -1,0 +1,1 @@
+SELECT seq, at, kind, generation, fence FROM transition ORDER BY transition
