@@ -8,7 +8,6 @@ import random as random_module
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -30,8 +29,16 @@ from redrive.ledger.sqlite.callers import run_in, run_in_async
 from redrive.ledger.sqlite.clock import LedgerClock
 from redrive.ledger.sqlite.statements import sql
 from redrive.ledger.sqlite.tx import Tx
-from redrive.worker.jobs import ConfirmFunction, Context, Function, JobHandler
+from redrive.worker.jobs import (
+    ConfirmFunction,
+    Context,
+    JobHandler,
+    check_function,
+    check_outcomes,
+    is_async,
+)
 from redrive.worker.settings import WorkerSettings
+from redrive.worker.threads import Threads
 
 if TYPE_CHECKING:
     from redrive.recovery.operations import Operations
@@ -81,7 +88,7 @@ class Redrive:
         self._ledger: sqlite_ledger.SqliteLedger | None = None
         self._handlers: dict[str, JobHandler] = {}
         self._confirms: dict[str, Confirm] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Threads | None = None
         self._rejected: dict[str, int] = {}
         self._fan_out: Any = None
 
@@ -103,7 +110,7 @@ class Redrive:
     def close(self) -> None:
         """Finish queued writes and close the ledger. The object can be used again afterwards."""
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.close()
             self._pool = None
         if self._ledger is not None:
             ledger, self._ledger = self._ledger, None
@@ -170,15 +177,28 @@ class Redrive:
         if spec.on_unknown is OnUnknown.CONFIRM and confirm is None:
             raise ConfigError("unknown = confirm needs a confirm function", param="confirm")
 
+        mapped = check_outcomes(outcomes or {})
+        limit = None if timeout is None else duration_us(timeout, "timeout") / 1e6
+        if limit == 0:
+            raise ConfigError("a timeout of 0 lets nothing run", param="timeout")
+        readers = Decoders(decoders)
+        if envelope_version not in readers.versions:
+            raise ConfigError(
+                "envelope_version is not one that this handler can decode",
+                param="envelope_version",
+                hint="add its decoder everywhere before anything writes it",
+            )
+
         def attach(function: F) -> F:
+            check_function(function)
             self._handlers[name] = JobHandler(
                 name,
-                _checked(function),
+                function,
                 policy=spec,
-                timeout_s=None if timeout is None else duration_us(timeout, "timeout") / 1e6,
-                decoders=Decoders(decoders),
+                timeout_s=limit,
+                decoders=readers,
                 write_version=envelope_version,
-                outcomes=dict(outcomes or {}),
+                outcomes=mapped,
                 confirm=confirm,
                 threads=self._threads,
                 close_in=self._close_in,
@@ -196,6 +216,8 @@ class Redrive:
             raise ConfigError(f"there is already a confirm function {name!r}", param="name")
 
         def attach(function: Confirm) -> Confirm:
+            if not is_async(function):
+                raise ConfigError("a webhook's confirm function is async", param="confirm")
             self._confirms[name] = function
             return function
 
@@ -221,9 +243,9 @@ class Redrive:
         """What spreads retries: a float in [0, 1)."""
         return self._random
 
-    def _threads(self) -> ThreadPoolExecutor:
+    def _threads(self) -> Threads:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.worker_settings.threads, thread_name_prefix="redrive-job")
+            self._pool = Threads(self.worker_settings.threads, "redrive-job")
         return self._pool
 
     # Enqueue.
@@ -419,10 +441,7 @@ class Redrive:
 
 
 def _with_unknown(policy: Policy, unknown: OnUnknown | str) -> Policy:
-    return replace(policy, on_unknown=OnUnknown(unknown))
-
-
-def _checked(function: Function) -> Function:
-    if not callable(function):
-        raise ConfigError("a handler is a function (context, payload)", param="handler")
-    return function
+    try:
+        return replace(policy, on_unknown=OnUnknown(unknown))
+    except ValueError:
+        raise ConfigError("unknown is retry, hold or confirm", param="unknown") from None

@@ -392,7 +392,7 @@ def _processes(raw: Any, text: bool) -> int:
 def _count(attribute: str) -> Callable[[Any, bool], int]:
     def read(raw: Any, text: bool) -> int:
         number = _integer(raw, text)
-        WorkerSettings(**{attribute: number})  # type: ignore[arg-type]
+        WorkerSettings(**{attribute: number})
         return number
 
     return read

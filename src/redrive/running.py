@@ -71,7 +71,7 @@ async def _sender() -> AsyncIterator[Sender]:
     try:
         yield sender
     finally:
-        await sender.close()
+        await sender.close(grace_s=0.2)
 
 
 async def work(app: Redrive, *, until_idle: bool = False, stop: asyncio.Event | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What the in-process tests of the engine share: applications on a file of their own, clocks, a receiver, a fold check."""
+"""What the in-process tests of the engine share: applications on files of their own, clocks, a receiver, the fold."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class Receiver:
                     self.end_headers()
                     self.wfile.write(body)
 
-            def log_message(self, format: str, *args: Any) -> None:
+            def log_message(self, *args: Any) -> None:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -239,7 +239,9 @@ def settings(url: str, **options: Any) -> DestinationSettings:
 
 
 @contextlib.contextmanager
-def rig(folder: Path, answer: Callable[[Got, int], Reply] | None = None, **options: Any) -> Iterator[tuple[Redrive, Receiver]]:
+def rig(
+    folder: Path, answer: Callable[[Got, int], Reply] | None = None, **options: Any
+) -> Iterator[tuple[Redrive, Receiver]]:
     """A receiver and an application that may send to it."""
     with Receiver(answer) as receiver, make(folder, address_policy=opened(receiver.port), **options) as app:
         yield app, receiver

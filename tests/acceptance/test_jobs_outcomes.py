@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from redrive import Context, NoOp, Permanent, Policy, Retry, Unknown
-from redrive.errors import ConfigError
-from redrive.worker.settings import WorkerSettings
 from tests.acceptance.engine_support import (
     FAST,
     ONCE,
@@ -28,6 +24,10 @@ from tests.acceptance.engine_support import (
     until,
     working,
 )
+
+from redrive import Context, NoOp, Permanent, Policy, Retry, Unknown
+from redrive.errors import ConfigError
+from redrive.worker.settings import WorkerSettings
 
 
 def outcome_of(folder: Path, function: Any, policy: Policy = ONCE, **options: Any) -> tuple[str, list[tuple[str, str]]]:
@@ -90,9 +90,13 @@ def test_async_and_sync_handlers_receive_the_payload(tmp_path: Path) -> None:
         (StopIteration(), "dead", ("retryable", "handler_error")),
         (TimeoutError(), "dead", ("retryable", "handler_error")),
     ],
-    ids=lambda value: getattr(value, "__name__", None) or (type(value).__name__ if isinstance(value, Exception) else ""),
+    ids=lambda value: (
+        getattr(value, "__name__", None) or (type(value).__name__ if isinstance(value, Exception) else "")
+    ),
 )
-def test_each_signal_has_its_outcome(tmp_path: Path, kind: str, error: Any, ends: str, attempt: tuple[str, str]) -> None:
+def test_each_signal_has_its_outcome(
+    tmp_path: Path, kind: str, error: Any, ends: str, attempt: tuple[str, str]
+) -> None:
     assert outcome_of(tmp_path, raiser(kind, error)) == (ends, [attempt])
 
 
@@ -216,7 +220,9 @@ def test_outcomes_map_exceptions_by_class_and_the_most_derived_wins(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "outcomes", [{"ValueError": Permanent()}, {ValueError: "permanent"}, {ValueError: Permanent}, {int: NoOp()}], ids=str
+    "outcomes",
+    [{"ValueError": Permanent()}, {ValueError: "permanent"}, {ValueError: Permanent}, {int: NoOp()}],
+    ids=str,
 )
 def test_outcomes_that_cannot_work_are_refused(tmp_path: Path, outcomes: Any) -> None:
     with make(tmp_path, init=False) as app, pytest.raises(ConfigError) as caught:

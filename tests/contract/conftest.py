@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.contract.harness import Bench, Factory
+from tests.contract.bench import Bench
+from tests.contract.harness import Factory
 from tests.contract.sqlite_subject import open_sqlite
 
 LEDGERS: dict[str, Factory] = {"sqlite": open_sqlite}

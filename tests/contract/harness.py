@@ -1,31 +1,28 @@
 """What a ledger brings so that the conformance suite runs on it, and the words the suite is written in.
 
 A ledger joins by implementing :class:`Subject` (a :class:`~redrive.domain.ports.WorkLedger` and a few ways to
-look at it and to abuse it) and by a :class:`Factory` in ``conftest.LEDGERS``. The tests use :class:`Bench`.
+look at it and to abuse it) and by a :class:`Factory` in ``conftest.LEDGERS``. The tests speak through
+:class:`tests.contract.bench.Bench`.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from redrive.domain import identity
 from redrive.domain.delivery import (
-    Closed,
-    Closing,
     Disposition,
     Enqueued,
     Hold,
-    Lease,
     NewDelivery,
     NewEvent,
     Published,
 )
 from redrive.domain.outcome import Category, Outcome, OutcomeKind
 from redrive.domain.policy import DAY, SECOND, Jitter, Policy
-from redrive.domain.ports import Reaped, WorkLedger
+from redrive.domain.ports import WorkLedger
 
 T = TypeVar("T")
 
@@ -43,6 +40,7 @@ UNKNOWN = Outcome(OutcomeKind.UNKNOWN, Category.TIMEOUT_SENT)
 INTERRUPTED = Outcome(OutcomeKind.INTERRUPTED, Category.SHUTDOWN)
 OWN_FAULT = Outcome(OutcomeKind.DEFERRED, Category.OWN_FAULT)
 DISABLED = Outcome(OutcomeKind.DEFERRED, Category.DESTINATION_DISABLED)
+HELD = int(Hold.DESTINATION_DISABLED)
 
 
 class Refused(Exception):
@@ -158,9 +156,7 @@ class Repeat(NamedTuple):
 class Subject(WorkLedger, Protocol):
     """A ledger under test. ``fail`` raises :class:`Fault` as the last act inside the same transaction."""
 
-    async def accept(
-        self, items: Sequence[NewDelivery], path: str, producer: str, fail: bool
-    ) -> list[Enqueued]: ...
+    async def accept(self, items: Sequence[NewDelivery], path: str, producer: str, fail: bool) -> list[Enqueued]: ...
 
     async def accept_event(self, event: NewEvent, fan_out: Sequence[NewDelivery], fail: bool) -> Published: ...
 
@@ -255,219 +251,3 @@ def delivery_of(source: NewEvent, destination: str) -> NewDelivery:
         payload_hash=source.payload_hash,
         payload=None,
     )
-
-
-class Bench:
-    """One process at a ledger, in plain calls. Times are microseconds."""
-
-    def __init__(
-        self,
-        factory: Factory,
-        place: Path,
-        *,
-        time: ManualTime | None = None,
-        skew: int = 0,
-        first: Bench | None = None,
-    ) -> None:
-        self._factory = factory
-        self._place = place
-        self._first = first or self
-        self.time = time or ManualTime()
-        self.clock = HostClock(self.time, skew)
-        self.ledger = factory(place, self.clock, fresh=first is None)
-        if first is None:
-            self._runner = asyncio.Runner()
-            self._others: list[Bench] = []
-            self._holders: dict[tuple[int, int], int] = {}
-        self.worker = self.join()
-
-    def host(self, skew: int = 0) -> Bench:
-        """Another process at the same ledger, on a host whose clock is off by ``skew``."""
-        other = Bench(self._factory, self._place, time=self.time, skew=skew, first=self._first)
-        self._first._others.append(other)
-        return other
-
-    def shut(self) -> None:
-        """Close every process's ledger."""
-        for bench in (*self._others, self):
-            bench.ledger.close()
-        self._runner.close()
-
-    def run(self, doing: Coroutine[Any, Any, T]) -> T:
-        return self._first._runner.run(doing)
-
-    def together(self, *doing: Awaitable[T]) -> list[T]:
-        """All of these at the same time; their results in order."""
-
-        async def gather() -> list[T]:
-            return await asyncio.gather(*doing)
-
-        return self.run(gather())
-
-    def advance(self, us: int) -> None:
-        self.time.now += us
-
-    def advance_to(self, at: int) -> None:
-        self.time.now = at
-
-    # accepting
-
-    def enqueue(self, key: str = "k", **fields: Any) -> Enqueued:
-        return self.enqueue_all([work(key, **fields)])[0]
-
-    def enqueue_all(
-        self, items: Sequence[NewDelivery], *, producer: str = "tests", fail: bool = False
-    ) -> list[Enqueued]:
-        return self.run(self.ledger.accept(items, "library", producer, fail))
-
-    def publish(self, source: NewEvent, destinations: Sequence[str] = (), *, fail: bool = False) -> Published:
-        fan_out = [delivery_of(source, destination) for destination in destinations]
-        return self.run(self.ledger.accept_event(source, fan_out, fail))
-
-    # working
-
-    def join(self, name: str | None = None, routes: Iterable[tuple[str, int]] = (JOB, ("webhook", 1))) -> int:
-        """Register a worker; its number."""
-        first = self._first
-        first_names = first.__dict__.setdefault("_names", 0) + 1
-        first.__dict__["_names"] = first_names
-        return self.run(self.ledger.register_worker(name or f"worker-{first_names}", routes))
-
-    async def reserving(
-        self, limit: int, routes: Sequence[tuple[str, int]], lease_us: int, worker: int
-    ) -> list[Lease]:
-        leases = await self.ledger.reserve(worker, routes, limit, lease_us)
-        for lease in leases:
-            self._first._holders[lease.seq, lease.fence] = worker
-        return leases
-
-    def reserve(
-        self,
-        limit: int = 10,
-        *,
-        routes: Sequence[tuple[str, int]] = (JOB,),
-        lease_us: int = LEASE,
-        worker: int | None = None,
-    ) -> list[Lease]:
-        return self.run(self.reserving(limit, routes, lease_us, worker or self.worker))
-
-    def lease(self, lease_us: int = LEASE) -> Lease:
-        """The one delivery that is due, leased."""
-        (lease,) = self.reserve(2, lease_us=lease_us)
-        return lease
-
-    def closing(self, lease: Lease, outcome: Outcome, u: float = 0.0, min_delay_us: int = 0) -> Closing:
-        return Closing(
-            lease.seq,
-            lease.fence,
-            lease.generation,
-            lease.attempt,
-            lease.started_at,
-            lease.deferrals,
-            outcome,
-            u,
-            1234,
-            min_delay_us,
-        )
-
-    def close(
-        self,
-        lease: Lease,
-        outcome: Outcome,
-        *,
-        u: float = 0.0,
-        min_delay_us: int = 0,
-        worker: int | None = None,
-    ) -> Closed:
-        worker = worker or self._first._holders[lease.seq, lease.fence]
-        closing = self.closing(lease, outcome, u, min_delay_us)
-        return self.run(self.ledger.close_attempts(worker, [closing]))[0]
-
-    def close_all(self, ends: Sequence[tuple[Lease, Outcome]], worker: int | None = None) -> list[Closed]:
-        """One batch of closings; one result each."""
-        closings = [self.closing(lease, outcome) for lease, outcome in ends]
-        return self.run(self.ledger.close_attempts(worker or self.worker, closings))
-
-    def extend(self, *leases: Lease, lease_us: int = LEASE, worker: int | None = None) -> set[int]:
-        held = [(lease.seq, lease.fence) for lease in leases]
-        return self.run(self.ledger.extend(worker or self.worker, held, lease_us))
-
-    def reap(self, limit: int = 100, u: Sequence[float] = (0.0,)) -> Reaped:
-        return self.run(self.ledger.reap(limit, u, [JOB]))
-
-    def lose(self, lease: Lease) -> None:
-        """The lease's worker is gone for good: its lease runs out, and the reaper comes."""
-        until = self.state(lease.seq).leased_until
-        assert until is not None
-        self.advance_to(max(until, self.time.now))
-        self.reap()
-
-    def until_due(self, seq: int) -> None:
-        self.advance_to(max(self.time.now, self.state(seq).available_at))
-
-    def overdue(self) -> bool:
-        return self.run(self.ledger.overdue())
-
-    def next_due(self, *routes: tuple[str, int]) -> int | None:
-        return self.run(self.ledger.next_due(routes or (JOB,)))
-
-    def now(self) -> int:
-        return self.run(self.ledger.now())
-
-    def cancel(self, seq: int) -> None:
-        self.run(self.ledger.cancel(seq))
-
-    def hold(self, destination: str, on: bool = True) -> None:
-        self.run(self.ledger.hold(destination, on))
-
-    # looking
-
-    def state(self, seq: int) -> State:
-        return self.run(self.ledger.state(seq))
-
-    def standing(self, seq: int) -> Disposition:
-        return self.state(seq).disposition
-
-    def attempts(self, seq: int) -> list[Attempt]:
-        return self.run(self.ledger.attempts(seq))
-
-    def outcomes(self, seq: int) -> list[tuple[str, str]]:
-        return [(attempt.outcome, attempt.category) for attempt in self.attempts(seq)]
-
-    def dead_letters(self, seq: int) -> list[DeadLetter]:
-        return self.run(self.ledger.dead_letters(seq))
-
-    def dead_letter(self, seq: int) -> DeadLetter:
-        """The one dead letter of a delivery that is dead."""
-        assert self.standing(seq) is Disposition.DEAD
-        (letter,) = self.dead_letters(seq)
-        return letter
-
-    def transitions(self, seq: int) -> list[Transition]:
-        return self.run(self.ledger.transitions(seq))
-
-    def kinds(self, seq: int) -> list[str]:
-        return [transition.kind for transition in self.transitions(seq)]
-
-    def everything(self, seq: int) -> tuple[object, ...]:
-        """All that the ledger says about a delivery: equal before and after means that nothing changed."""
-        return (
-            self.state(seq),
-            self.attempts(seq),
-            self.dead_letters(seq),
-            self.transitions(seq),
-        )
-
-    def repeats(self, seq: int) -> tuple[list[Repeat], int, int]:
-        return self.run(self.ledger.repeats(seq))
-
-    def rows(self, table: str) -> int:
-        return self.run(self.ledger.rows(table))
-
-    # abusing
-
-    def force(self, seq: int, **columns: int | None) -> None:
-        self.run(self.ledger.force(seq, **columns))
-
-
-HELD = int(Hold.DESTINATION_DISABLED)

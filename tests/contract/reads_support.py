@@ -54,9 +54,7 @@ class Desk:
 
     def register(self, name: str, routes: str = '[["job",1],["webhook",1]]', pid: int = 1) -> int:
         row = (name, "host-a", pid, "0.1.0", routes)
-        number: int = self.ledger.transact_sync(
-            lambda tx, now: tx.rows(sql("worker_insert"), (*row, now))[0][0]
-        )
+        number: int = self.ledger.transact_sync(lambda tx, now: tx.rows(sql("worker_insert"), (*row, now))[0][0])
         return number
 
     # -- callers
@@ -81,9 +79,7 @@ class Desk:
             lambda tx, now: enqueue.accept(tx, now, items, path="library", producer="tests")
         )[0]
 
-    def publish(
-        self, key: str, destinations: Sequence[str], event_type: str = "order.paid", **more: Any
-    ) -> list[int]:
+    def publish(self, key: str, destinations: Sequence[str], event_type: str = "order.paid", **more: Any) -> list[int]:
         tenant, body = more.pop("tenant", "acme"), more.pop("body", b'{"n":1}')
         digest, event = payload_hash(JSON, body), identity.event_id(tenant, key)
         fan_out = [
@@ -112,9 +108,7 @@ class Desk:
         self, limit: int = 1, lease_us: int = 30 * SECOND, routes: Sequence[tuple[str, int]] = ROUTES
     ) -> list[Lease]:
         numbers = [identity.route_of(*route) for route in routes]
-        return self.ledger.transact_sync(
-            lambda tx, now: work.reserve(tx, now, self.worker, numbers, limit, lease_us)
-        )
+        return self.ledger.transact_sync(lambda tx, now: work.reserve(tx, now, self.worker, numbers, limit, lease_us))
 
     def closing(self, lease: Lease, outcome: Outcome, u: float = 0.5) -> Closing:
         return Closing(

@@ -15,6 +15,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from tests.contract.harness import DELIVERED, JOB, LEASE, work
+from tests.contract.sqlite_subject import ENVIRONMENT
+
 from redrive.domain.delivery import Closed, Closing, Decided
 from redrive.errors import RedriveError
 from redrive.ledger.migrate import migrations
@@ -22,8 +25,6 @@ from redrive.ledger.sqlite import enqueue
 from redrive.ledger.sqlite.ledger import SqliteLedger, create
 from redrive.ledger.sqlite.statements import sql
 from redrive.ledger.sqlite.tx import RawTx
-from tests.contract.harness import DELIVERED, JOB, LEASE, work
-from tests.contract.sqlite_subject import ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,8 +82,7 @@ def do_work(url: str, name: str, total: str, processes: str) -> dict[str, Any]:
             leases = await ledger.reserve(worker, [JOB], 17, LEASE)
             executed += [f"{lease.delivery_id.hex()}:{lease.fence}" for lease in leases]
             closings = [
-                Closing(x.seq, x.fence, x.generation, x.attempt, x.started_at, 0, DELIVERED, 0.0, 1)
-                for x in leases
+                Closing(x.seq, x.fence, x.generation, x.attempt, x.started_at, 0, DELIVERED, 0.0, 1) for x in leases
             ]
             assert set(await ledger.close_attempts(worker, closings)) <= {Closed.APPLIED}
         return executed
@@ -107,9 +107,7 @@ def do_open(url: str) -> dict[str, str | None]:
     try:
         ledger = SqliteLedger(url, ENVIRONMENT)
         try:
-            ledger.transact_sync(
-                lambda tx, now: enqueue.accept(tx, now, [work("new")], path="library", producer="p")
-            )
+            ledger.transact_sync(lambda tx, now: enqueue.accept(tx, now, [work("new")], path="library", producer="p"))
         finally:
             ledger.close()
     except RedriveError as error:
@@ -132,6 +130,7 @@ DOINGS: dict[str, Callable[..., Any]] = {
     "open": do_open,
     "make": do_make,
 }
+
 
 def become(user: int) -> None:
     """Give up all rights but those of ``user``, who may not be able to read this program's own files."""

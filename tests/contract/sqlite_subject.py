@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from redrive.domain.delivery import Disposition, Enqueued, NewDelivery, NewEvent, Published
-from redrive.ledger.sqlite import enqueue, registry
-from redrive.ledger.sqlite.clock import LedgerClock
-from redrive.ledger.sqlite.ledger import SqliteLedger, create
-from redrive.ledger.sqlite.statements import sql
-from redrive.ledger.sqlite.tx import RawTx, Tx
 from tests.contract.harness import (
+    JOB,
+    LEASE,
     Attempt,
     DeadLetter,
     Fault,
@@ -22,7 +19,16 @@ from tests.contract.harness import (
     Repeat,
     State,
     Transition,
+    work,
 )
+
+from redrive.domain.delivery import Closed, Closing, Disposition, Enqueued, Lease, NewDelivery, NewEvent, Published
+from redrive.domain.outcome import Outcome
+from redrive.ledger.sqlite import enqueue, registry
+from redrive.ledger.sqlite.clock import LedgerClock
+from redrive.ledger.sqlite.ledger import SqliteLedger, create
+from redrive.ledger.sqlite.statements import sql
+from redrive.ledger.sqlite.tx import RawTx, Row, Tx
 
 ENVIRONMENT = "test"
 R = TypeVar("R", bound=NamedTuple)
@@ -33,7 +39,7 @@ def url(place: Path) -> str:
     return f"sqlite:///{place / 'ledger.db'}"
 
 
-def clock(host: HostClock) -> LedgerClock:
+def ledger_clock(host: HostClock) -> LedgerClock:
     """A ledger clock that a test moves."""
     return LedgerClock(wall=host.wall, monotonic=host.monotonic)
 
@@ -41,9 +47,7 @@ def clock(host: HostClock) -> LedgerClock:
 class SqliteSubject(SqliteLedger):
     """The embedded ledger, with what the suite asks of it beside."""
 
-    async def accept(
-        self, items: Sequence[NewDelivery], path: str, producer: str, fail: bool
-    ) -> list[Enqueued]:
+    async def accept(self, items: Sequence[NewDelivery], path: str, producer: str, fail: bool) -> list[Enqueued]:
         def operation(tx: RawTx, now: int) -> list[Enqueued]:
             made = enqueue.accept(tx, now, items, path=path, producer=producer)
             if fail:
@@ -67,9 +71,7 @@ class SqliteSubject(SqliteLedger):
 
     async def hold(self, destination: str, on: bool) -> None:
         await self.transact(
-            lambda tx, now: registry.hold_waiting(
-                tx, now, destination, 0, 1000, hold=on, actor="tests", reason="tests"
-            )
+            lambda tx, now: registry.hold_waiting(tx, now, destination, 0, 1000, hold=on, actor="tests", reason="tests")
         )
 
     async def cancel(self, seq: int) -> None:
@@ -137,8 +139,42 @@ class SqliteSubject(SqliteLedger):
         return [kind(*row) for row in rows]
 
 
-def open_sqlite(place: Path, host: HostClock, *, fresh: bool) -> SqliteSubject:
+def open_sqlite(place: Path, clock: HostClock, *, fresh: bool) -> SqliteSubject:
     """See :class:`tests.contract.harness.Factory`."""
     if fresh:
-        create(url(place), ENVIRONMENT, clock(host))
-    return SqliteSubject(url(place), ENVIRONMENT, clock(host))
+        create(url(place), ENVIRONMENT, ledger_clock(clock))
+    return SqliteSubject(url(place), ENVIRONMENT, ledger_clock(clock))
+
+
+# What the tests of SQLite alone say, without a bench.
+
+
+def accept(subject: SqliteSubject, *keys: str, **fields: Any) -> None:
+    """Accept one delivery for each key."""
+    items = [work(key, **fields) for key in keys]
+    subject.transact_sync(lambda tx, now: enqueue.accept(tx, now, items, path="", producer=""))
+
+
+def reserve(subject: SqliteSubject, limit: int = 100) -> list[Lease]:
+    """Reserve for worker 1."""
+    return asyncio.run(subject.reserve(1, [JOB], limit, LEASE))
+
+
+def close(subject: SqliteSubject, ends: Sequence[tuple[Lease, Outcome]]) -> list[Closed]:
+    """One batch of closings."""
+    return asyncio.run(subject.close_attempts(1, [closing_of(lease, outcome) for lease, outcome in ends]))
+
+
+def closing_of(x: Lease, outcome: Outcome) -> Closing:
+    """How a lease ended."""
+    return Closing(x.seq, x.fence, x.generation, x.attempt, x.started_at, x.deferrals, outcome, 0.0, 1)
+
+
+def everything(subject: SqliteSubject) -> dict[str, list[Row]]:
+    """Every row but the clock's, which may go on."""
+
+    def query(tx: Any) -> dict[str, list[Row]]:
+        names = [name for (name,) in tx.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        return {name: tx.rows(f"SELECT * FROM {name}") for name in names if name != "clock"}
+
+    return subject.read_sync(query)

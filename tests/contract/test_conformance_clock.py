@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from tests.contract.bench import Bench
+from tests.contract.harness import DELIVERED, LEASE, RETRYABLE, START
+
 from redrive.domain.delivery import Disposition
 from redrive.domain.policy import HOUR, SECOND
-from tests.contract.harness import DELIVERED, LEASE, RETRYABLE, START, Bench
 
 
 def test_ledger_time_does_not_go_back_with_a_hosts_clock(bench: Bench) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from redrive.domain.delivery import Closed, Disposition
-from redrive.domain.outcome import Category, Flag, Outcome, OutcomeKind
-from redrive.domain.policy import DAY, HOUR, SECOND, OnUnknown
+from tests.contract.bench import Bench
 from tests.contract.harness import (
     DELIVERED,
     HELD,
@@ -22,17 +19,16 @@ from tests.contract.harness import (
     RETRYABLE,
     START,
     UNKNOWN,
-    Bench,
     work,
 )
 
+from redrive.domain.delivery import Closed, Disposition
+from redrive.domain.outcome import Category, Flag, Outcome, OutcomeKind
+from redrive.domain.policy import DAY, HOUR, SECOND, OnUnknown
 
-@pytest.mark.parametrize(
-    ("outcome", "stands"), [(DELIVERED, Disposition.DELIVERED), (NO_OP, Disposition.NO_OP)]
-)
-def test_a_success_ends_the_delivery_with_one_attempt_row(
-    bench: Bench, outcome: Outcome, stands: Disposition
-) -> None:
+
+@pytest.mark.parametrize(("outcome", "stands"), [(DELIVERED, Disposition.DELIVERED), (NO_OP, Disposition.NO_OP)])
+def test_a_success_ends_the_delivery_with_one_attempt_row(bench: Bench, outcome: Outcome, stands: Disposition) -> None:
     made = bench.enqueue()
     lease = bench.lease()
     bench.advance(SECOND)
@@ -93,9 +89,7 @@ def test_what_a_target_asks_for_is_waited_for_and_recorded(bench: Bench) -> None
     ("deadline", "stands"),
     [(START + 4 * SECOND, Disposition.DEAD), (START + 4 * SECOND + 1, Disposition.WAITING)],
 )
-def test_the_deadline_is_read_again_at_the_close(
-    bench: Bench, deadline: int, stands: Disposition
-) -> None:
+def test_the_deadline_is_read_again_at_the_close(bench: Bench, deadline: int, stands: Disposition) -> None:
     """Not from the lease that the worker holds: the row may say otherwise by now."""
     made = bench.enqueue()
     lease = bench.lease()
@@ -285,9 +279,7 @@ def test_one_bad_success_in_a_batch_does_not_undo_the_others(bench: Bench) -> No
 
 def test_a_close_keeps_what_the_receiver_said(bench: Bench) -> None:
     made = bench.enqueue()
-    bench.close(
-        bench.lease(), replace(DELIVERED, category=Category.RECEIVER_DUPLICATE, flags=Flag.RECEIVER_DUPLICATE)
-    )
+    bench.close(bench.lease(), replace(DELIVERED, category=Category.RECEIVER_DUPLICATE, flags=Flag.RECEIVER_DUPLICATE))
     (attempt,) = bench.attempts(made.seq)
     assert (attempt.category, attempt.flags) == ("receiver_duplicate", Flag.RECEIVER_DUPLICATE)
 
@@ -341,12 +333,8 @@ def test_cancelling_leased_work_is_a_request_and_delivered_wins(
     assert bench.close(lease, outcome) is Closed.APPLIED
     assert bench.standing(made.seq) is stands
     assert bench.dead_letters(made.seq) == []
-    assert bench.outcomes(made.seq) == (
-        [] if outcome is INTERRUPTED else [(outcome.kind, outcome.category)]
-    )
-    assert bench.kinds(made.seq)[-1] == (
-        "cancelled" if stands is Disposition.CANCELLED else "cancel_requested"
-    )
+    assert bench.outcomes(made.seq) == ([] if outcome is INTERRUPTED else [(outcome.kind, outcome.category)])
+    assert bench.kinds(made.seq)[-1] == ("cancelled" if stands is Disposition.CANCELLED else "cancel_requested")
 
 
 def test_a_cancelled_delivery_whose_worker_is_lost_is_not_started_again(bench: Bench) -> None:

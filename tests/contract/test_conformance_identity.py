@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.contract.bench import Bench
+from tests.contract.harness import DELIVERED, PATIENT, PERMANENT, START, Fault, delivery_of, event, work
 
 from redrive.domain.delivery import Decided, Disposition
 from redrive.domain.policy import DAY, HOUR, SECOND
-from tests.contract.harness import (
-    DELIVERED,
-    PATIENT,
-    PERMANENT,
-    START,
-    Bench,
-    Fault,
-    delivery_of,
-    event,
-    work,
-)
 
 TABLES = ("identity", "delivery", "delivery_state", "event", "policy", "repeat", "repeat_count")
 

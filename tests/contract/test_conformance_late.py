@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from redrive.domain.delivery import Closed, Disposition
-from redrive.domain.outcome import Category, Flag, Outcome
-from redrive.domain.policy import SECOND, OnUnknown
+from tests.contract.bench import Bench
 from tests.contract.harness import (
     DELIVERED,
     INTERRUPTED,
@@ -20,17 +17,18 @@ from tests.contract.harness import (
     RETRYABLE,
     START,
     UNKNOWN,
-    Bench,
     work,
 )
+
+from redrive.domain.delivery import Closed, Disposition
+from redrive.domain.outcome import Category, Flag, Outcome
+from redrive.domain.policy import SECOND, OnUnknown
 
 ANY = [DELIVERED, NO_OP, RETRYABLE, PERMANENT, UNKNOWN, INTERRUPTED, OWN_FAULT]
 
 
 @pytest.mark.parametrize("outcome", [DELIVERED, RETRYABLE, PERMANENT, UNKNOWN])
-def test_a_close_after_expiry_and_before_the_reaper_is_valid_and_flagged_late(
-    bench: Bench, outcome: Outcome
-) -> None:
+def test_a_close_after_expiry_and_before_the_reaper_is_valid_and_flagged_late(bench: Bench, outcome: Outcome) -> None:
     made = bench.enqueue()
     lease = bench.lease()
     bench.advance(LEASE)
@@ -161,9 +159,7 @@ def test_a_fence_that_was_never_given_out_closes_nothing(bench: Bench, fence: in
 
 
 @pytest.mark.parametrize("end", [PERMANENT, UNKNOWN])
-def test_a_late_delivered_on_a_dead_delivery_is_evidence_and_revives_nothing(
-    bench: Bench, end: Outcome
-) -> None:
+def test_a_late_delivered_on_a_dead_delivery_is_evidence_and_revives_nothing(bench: Bench, end: Outcome) -> None:
     made = bench.enqueue(policy=replace(PATIENT, on_unknown=OnUnknown.HOLD))
     lease = bench.lease()
     bench.close(lease, end)
@@ -242,5 +238,3 @@ def test_extending_a_batch_names_exactly_those_that_are_lost(bench: Bench) -> No
     bench.advance(SECOND)
     assert bench.extend(*leases) == {leases[1].seq, leases[2].seq}
     assert bench.state(leases[3].seq).leased_until == START + SECOND + LEASE
-
-

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from tests.contract.bench import Bench
+from tests.contract.harness import DELIVERED, JOB, LEASE, work
+
 from redrive.domain.delivery import Closed, Decided, Disposition, Lease
-from tests.contract.harness import DELIVERED, JOB, LEASE, Bench, work
 
 
 def test_fifty_coroutines_each_get_their_own_answer(bench: Bench) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from redrive.domain.delivery import Closed, Disposition
-from redrive.domain.outcome import Outcome
-from redrive.domain.policy import DAY, HOUR, MINUTE, SECOND, Jitter, OnUnknown
+from tests.contract.bench import Bench
 from tests.contract.harness import (
     DELIVERED,
     HELD,
@@ -21,9 +18,12 @@ from tests.contract.harness import (
     RETRYABLE,
     START,
     UNKNOWN,
-    Bench,
     work,
 )
+
+from redrive.domain.delivery import Closed, Disposition
+from redrive.domain.outcome import Outcome
+from redrive.domain.policy import DAY, HOUR, MINUTE, SECOND, Jitter, OnUnknown
 
 
 def test_an_expired_lease_is_recorded_as_unknown_worker_lost_and_retried(bench: Bench) -> None:

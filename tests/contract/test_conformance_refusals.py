@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.contract.bench import Bench
+from tests.contract.harness import DELIVERED, NO_OP, PERMANENT, RETRYABLE, START, Refused, event
 
 from redrive.domain.delivery import Disposition
 from redrive.domain.policy import SECOND
-from tests.contract.harness import (
-    DELIVERED,
-    NO_OP,
-    PERMANENT,
-    RETRYABLE,
-    START,
-    Bench,
-    Refused,
-    event,
-)
 
 WAITING, LEASED, DONE, NOTHING, DEAD, CANCELLED = map(int, Disposition)
 RESERVED = {"disposition": LEASED, "leased_by": 1, "leased_until": START + SECOND, "started_at": START}

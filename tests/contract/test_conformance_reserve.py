@@ -5,22 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.contract.bench import Bench
+from tests.contract.harness import DELIVERED, JOB, LEASE, PATIENT, RETRYABLE, START, delivery_of, event, work
 
 from redrive.domain import identity
 from redrive.domain.delivery import Disposition, Hold
 from redrive.domain.policy import DAY, HOUR, SECOND
-from tests.contract.harness import (
-    DELIVERED,
-    JOB,
-    LEASE,
-    PATIENT,
-    RETRYABLE,
-    START,
-    Bench,
-    delivery_of,
-    event,
-    work,
-)
 
 
 def test_a_reservation_charges_the_attempt_and_raises_the_fence(bench: Bench) -> None:
@@ -150,9 +140,7 @@ def test_no_handlers_backlog_keeps_another_from_being_claimed(bench: Bench) -> N
 def test_two_workers_never_hold_the_same_delivery(bench: Bench) -> None:
     bench.enqueue_all([work(f"k{n}") for n in range(60)])
     hosts = [bench, bench.host(), bench.host()]
-    claims = bench.together(
-        *(host.reserving(7, [JOB], LEASE, host.worker) for _ in range(5) for host in hosts)
-    )
+    claims = bench.together(*(host.reserving(7, [JOB], LEASE, host.worker) for _ in range(5) for host in hosts))
     taken = [lease.seq for claim in claims for lease in claim]
     assert len(taken) == len(set(taken)) == 60
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.contract.harness import HostClock, ManualTime, delivery_of, event, work
+from tests.contract.sqlite_subject import SqliteSubject, open_sqlite
 
 from redrive.domain.delivery import Decided, Enqueued, NewDelivery, NewEvent, Published
 from redrive.ledger.sqlite import enqueue
-from tests.contract.harness import HostClock, ManualTime, delivery_of, event, work
-from tests.contract.sqlite_subject import SqliteSubject, open_sqlite
 
 
 @pytest.fixture
@@ -22,15 +22,11 @@ def subject(tmp_path: Path) -> Iterator[SqliteSubject]:
 
 def publish(subject: SqliteSubject, *sources: tuple[NewEvent, Sequence[str]]) -> list[Published]:
     batch = [(source, [delivery_of(source, name) for name in names]) for source, names in sources]
-    return subject.transact_sync(
-        lambda tx, now: enqueue.accept_events(tx, now, batch, path="library", producer="p")
-    )
+    return subject.transact_sync(lambda tx, now: enqueue.accept_events(tx, now, batch, path="library", producer="p"))
 
 
 def accept_all(subject: SqliteSubject, *items: NewDelivery) -> list[Enqueued]:
-    return subject.transact_sync(
-        lambda tx, now: enqueue.accept_all(tx, now, items, path="library", producer="p")
-    )
+    return subject.transact_sync(lambda tx, now: enqueue.accept_all(tx, now, items, path="library", producer="p"))
 
 
 def test_a_batch_of_events_answers_each_in_order(subject: SqliteSubject) -> None:

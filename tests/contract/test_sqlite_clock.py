@@ -6,12 +6,13 @@ import logging
 import time
 
 import pytest
+from tests.contract.bench import Bench
+from tests.contract.conftest import LEDGERS
+from tests.contract.harness import DELIVERED, RETRYABLE, START, Factory
 
 from redrive.domain.delivery import Closed, Disposition
 from redrive.domain.policy import HOUR, SECOND
 from redrive.ledger.sqlite.clock import ALARM_US, LedgerClock
-from tests.contract.conftest import LEDGERS
-from tests.contract.harness import DELIVERED, RETRYABLE, START, Bench, Factory
 
 
 @pytest.fixture(params=["sqlite"])

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from redrive.domain import identity
-from redrive.domain.delivery import Closed, Closing, Lease
-from redrive.domain.outcome import Outcome
-from redrive.domain.policy import DAY, SECOND
-from redrive.errors import LedgerFull
-from redrive.ledger.sqlite import enqueue, work
-from redrive.ledger.sqlite.connect import connect
-from redrive.ledger.sqlite.tx import Params, RawTx, Row
 from tests.contract.harness import (
     DELIVERED,
     JOB,
@@ -28,7 +19,6 @@ from tests.contract.harness import (
     OWN_FAULT,
     PERMANENT,
     RETRYABLE,
-    START,
     Fault,
     HostClock,
     ManualTime,
@@ -36,7 +26,14 @@ from tests.contract.harness import (
     event,
 )
 from tests.contract.harness import work as job
-from tests.contract.sqlite_subject import SqliteSubject, open_sqlite
+from tests.contract.sqlite_subject import SqliteSubject, accept, close, closing_of, everything, open_sqlite, reserve
+
+from redrive.domain import identity
+from redrive.domain.delivery import Closed, Enqueued, NewDelivery
+from redrive.domain.policy import DAY, SECOND
+from redrive.errors import LedgerFull
+from redrive.ledger.sqlite import enqueue, work
+from redrive.ledger.sqlite.tx import Params, RawTx, Row
 
 ROUTE = identity.route_of(*JOB)
 
@@ -51,33 +48,6 @@ def subject(tmp_path: Path, time: ManualTime) -> Iterator[SqliteSubject]:
     made = open_sqlite(tmp_path, HostClock(time), fresh=True)
     yield made
     made.close()
-
-
-def accept(subject: SqliteSubject, *keys: str, **fields: Any) -> None:
-    items = [job(key, **fields) for key in keys]
-    subject.transact_sync(lambda tx, now: enqueue.accept(tx, now, items, path="", producer=""))
-
-
-def reserve(subject: SqliteSubject, limit: int = 100) -> list[Lease]:
-    return asyncio.run(subject.reserve(1, [JOB], limit, LEASE))
-
-
-def close(subject: SqliteSubject, ends: Sequence[tuple[Lease, Outcome]]) -> list[Closed]:
-    return asyncio.run(subject.close_attempts(1, [closing_of(lease, outcome) for lease, outcome in ends]))
-
-
-def closing_of(x: Lease, outcome: Outcome) -> Closing:
-    return Closing(x.seq, x.fence, x.generation, x.attempt, x.started_at, x.deferrals, outcome, 0.0, 1)
-
-
-def everything(subject: SqliteSubject) -> dict[str, list[Row]]:
-    """Every row but the clock's, which may go on."""
-
-    def query(tx: Any) -> dict[str, list[Row]]:
-        names = [name for (name,) in tx.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")]
-        return {name: tx.rows(f"SELECT * FROM {name}") for name in names if name != "clock"}
-
-    return subject.read_sync(query)
 
 
 # --- a death at every statement
@@ -165,7 +135,7 @@ def test_a_death_at_any_statement_leaves_all_or_nothing(
     before = everything(subject)
     for at in range(1, 200):
         with pytest.raises(Fault):
-            subject.transact_sync(lambda tx, now, at=at: stop_after(operation, Dying(tx, at), now))
+            subject.transact_sync(partial(stop_after, operation, at))
         assert everything(subject) == before
         if not stopped:
             break
@@ -178,10 +148,10 @@ def test_a_death_at_any_statement_leaves_all_or_nothing(
 stopped: list[int] = []
 
 
-def stop_after(operation: Doing, tx: Dying, now: int) -> None:
+def stop_after(operation: Doing, at: int, tx: RawTx, now: int) -> None:
     """Run it; it dies at its statement, or, past the last one, just before the commit."""
     try:
-        operation(tx, now)
+        operation(Dying(tx, at), now)
     except Fault:
         stopped.append(1)
         raise
@@ -256,23 +226,16 @@ def test_a_full_disk_within_a_group_is_clear_to_each_of_it(subject: SqliteSubjec
     fill_up(subject)
     keys = ["a", "big", "c", "d"]
     payloads = {key: b"x" * (200_000 if key == "big" else 1) for key in keys}
-    entered: list[int] = []
+    queued = threading.Event()
 
-    def hold(tx: RawTx, now: int) -> None:
-        while len(entered) < 4:
-            pass
+    def accepting(item: NewDelivery) -> Future[list[Enqueued]]:
+        return subject.writer.submit(lambda tx, now: enqueue.accept(tx, now, [item], path="", producer=""), "enqueue")
 
-    futures = [subject.writer.submit(hold, "hold")]
-    for key in keys:
-        item = job(key, payload=payloads[key])
-        futures.append(
-            subject.writer.submit(
-                lambda tx, now, item=item: enqueue.accept(tx, now, [item], path="", producer=""), "enqueue"
-            )
-        )
-        entered.append(1)
+    subject.writer.submit(lambda tx, now: queued.wait(10), "wait")
+    futures = [accepting(job(key, payload=payloads[key])) for key in keys]
+    queued.set()
     told = {}
-    for key, future in zip(keys, futures[1:], strict=True):
+    for key, future in zip(keys, futures, strict=True):
         error = future.exception(10)
         assert error is None or isinstance(error, LedgerFull)
         told[key] = error is None
@@ -296,109 +259,3 @@ def test_payloads_that_are_too_big_together_are_claimed_a_few_at_a_time(subject:
         assert len(leases) <= 3
         claimed += [lease.seq for lease in leases]
     assert claimed == list(range(1, 11))
-
-
-# --- one bad row
-
-
-def with_unreadable_policies(subject: SqliteSubject, tmp_path: Path, time: ManualTime, count: int) -> list[int]:
-    """Expired leases of which the first ``count`` have a policy that this release cannot read."""
-    from dataclasses import replace
-
-    from tests.contract.harness import PATIENT
-
-    strange = replace(PATIENT, max_attempts=9)
-    accept(subject, *(f"bad{n}" for n in range(count)), policy=strange)
-    accept(subject, "good1", "good2")
-    leases = reserve(subject)
-    time.now += LEASE
-    with raw(tmp_path) as conn:
-        conn.execute("DROP TRIGGER policy_no_update")
-        conn.execute(
-            """UPDATE policy SET spec = '{"max_attempts":9,"moon_phase":"full"}' WHERE version = ?""",
-            (strange.version,),
-        )
-    return [lease.seq for lease in leases]
-
-
-def raw(tmp_path: Path) -> Any:
-    return closing(connect(tmp_path / "ledger.db"))
-
-
-def test_a_row_that_cannot_be_reaped_stops_no_other(
-    subject: SqliteSubject, tmp_path: Path, time: ManualTime, caplog: pytest.LogCaptureFixture
-) -> None:
-    seqs = with_unreadable_policies(subject, tmp_path, time, 3)
-    one_pass = asyncio.run(subject.reap(2, [0.0], [JOB]))
-    assert (one_pass.expired_leases, one_pass.more) == (2, True), "the bad ones take up no room in a pass"
-    states = [asyncio.run(subject.state(seq)).disposition.label for seq in seqs]
-    assert states == ["leased"] * 3 + ["waiting"] * 2
-    (error,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert f"delivery {seqs[0]} cannot be reaped" in error.getMessage()
-    again = asyncio.run(subject.reap(2, [0.0], [JOB]))
-    assert (again.expired_leases, again.more) == (0, False), "and nobody spins on them"
-
-
-def test_a_row_that_the_database_refuses_to_age_stops_no_other(
-    subject: SqliteSubject, tmp_path: Path, time: ManualTime
-) -> None:
-    accept(subject, "bad", "good")
-    with raw(tmp_path) as conn:
-        conn.execute(
-            "INSERT INTO dead_letter SELECT NULL, seq, 0, 'open', handler, tenant, scope, destination, 'x', 'y', 0, "
-            "NULL, NULL, 0, 1, 1 FROM delivery WHERE seq = 1"
-        )
-    time.now += DAY
-    assert asyncio.run(subject.reap(10, [0.0], [JOB])).expired_ages == 1
-    assert [asyncio.run(subject.state(seq)).disposition.label for seq in (1, 2)] == ["waiting", "dead"]
-
-
-# --- below the triggers
-
-
-def test_the_check_holds_without_the_triggers(subject: SqliteSubject, tmp_path: Path) -> None:
-    """The budget is a CHECK of the table, not only a rule of a trigger."""
-    accept(subject, "a")
-    reserve(subject)
-    with raw(tmp_path) as conn:
-        conn.execute("DROP TRIGGER delivery_state_legal")
-        for change in ("attempt = 4", "attempt = -1", "attempt = 0", "max_attempts = 0", "max_attempts = 1001"):
-            with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
-                conn.execute(f"UPDATE delivery_state SET {change}")
-        ended = "leased_by = NULL, leased_until = NULL, started_at = NULL"
-        with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
-            conn.execute(f"UPDATE delivery_state SET disposition = 0, attempt = 3, {ended}")
-
-
-@pytest.mark.parametrize("table", ["attempt", "transition", "event", "identity", "delivery", "dead_letter"])
-def test_an_entry_cannot_be_replaced(subject: SqliteSubject, table: str) -> None:
-    """INSERT OR REPLACE deletes what is in its way, and is refused as a delete is."""
-    accept(subject, "a", "b")
-    events = [(event(), [])]
-    subject.transact_sync(lambda tx, now: enqueue.accept_events(tx, now, events, path="", producer=""))
-    leases = reserve(subject)
-    close(subject, [(leases[0], PERMANENT), (leases[1], OWN_FAULT)])
-    before = everything(subject)
-    with pytest.raises(Exception, match="redrive: "):
-        subject.transact_sync(lambda tx, now: tx.run(f"INSERT OR REPLACE INTO {table} SELECT * FROM {table}"))
-    assert everything(subject) == before
-
-
-@pytest.mark.parametrize("opened", [sqlite3.connect, connect])
-def test_a_budget_cannot_be_reset_by_replacing_the_row(
-    subject: SqliteSubject, tmp_path: Path, opened: Callable[[Path], sqlite3.Connection]
-) -> None:
-    """Not by another program's connection either, on which a replacement fires no delete trigger."""
-    accept(subject, "a")
-    close(subject, [(reserve(subject)[0], RETRYABLE)])
-    columns = "seq, route, flow, lane, priority, disposition, generation, attempt, max_attempts, deadline_at"
-    with closing(opened(tmp_path / "ledger.db")) as conn:
-        with pytest.raises(sqlite3.IntegrityError, match="born once"):
-            conn.execute(
-                f"INSERT OR REPLACE INTO delivery_state ({columns}, available_at, fence) "
-                "SELECT seq, route, flow, lane, priority, 0, 0, 0, 3, deadline_at, available_at, 0 "
-                "FROM delivery_state"
-            )
-        conn.rollback()
-    assert asyncio.run(subject.state(1)).attempt == 1
-    assert START < asyncio.run(subject.state(1)).available_at

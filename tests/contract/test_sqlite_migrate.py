@@ -7,13 +7,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.contract.sqlite_subject import ENVIRONMENT, url
 
 from redrive.errors import EnvironmentMismatch, LedgerCorrupt, LedgerVersion
 from redrive.ledger import migrate
 from redrive.ledger.migrate import Migration
 from redrive.ledger.sqlite.connect import connect
 from redrive.ledger.sqlite.ledger import SqliteLedger, create
-from tests.contract.sqlite_subject import ENVIRONMENT, url
 
 ADDING = Migration(2, "adding", "-- A step that only adds.\nCREATE TABLE added (a INTEGER) STRICT;\n")
 BREAKING = Migration(2, "breaking", "-- breaking\nCREATE TABLE broken (a INTEGER) STRICT;\n")
@@ -78,9 +78,7 @@ def test_a_ledger_with_a_newer_breaking_step_is_refused_unchanged(
     assert dump(tmp_path) == before
 
 
-def test_a_ledger_with_a_newer_step_that_only_adds_still_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ledger_with_a_newer_step_that_only_adds_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known(monkeypatch, FIRST, ADDING)
     create(url(tmp_path), ENVIRONMENT)
     known(monkeypatch, FIRST)
@@ -90,20 +88,16 @@ def test_a_ledger_with_a_newer_step_that_only_adds_still_works(
     assert dump(tmp_path) == before
 
 
-def test_a_step_edited_after_it_was_applied_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_edited_after_it_was_applied_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create(url(tmp_path), ENVIRONMENT)
     known(monkeypatch, Migration(FIRST.version, FIRST.name, FIRST.text + "\n-- one more word\n"), ADDING)
     before = dump(tmp_path)
-    with pytest.raises(LedgerCorrupt, match="migration 1 .* another text"):
+    with pytest.raises(LedgerCorrupt, match=r"migration 1 .* another text"):
         create(url(tmp_path), ENVIRONMENT)
     assert dump(tmp_path) == before
 
 
-def test_a_step_that_fails_leaves_the_ledger_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_fails_leaves_the_ledger_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create(url(tmp_path), ENVIRONMENT)
     before = dump(tmp_path)
     known(monkeypatch, FIRST, FAILING)
@@ -122,9 +116,7 @@ def test_a_first_step_that_fails_leaves_a_file_that_can_still_become_a_ledger(
     assert len(create(url(tmp_path), ENVIRONMENT)) == len(migrate.migrations())
 
 
-def test_another_environments_ledger_is_not_migrated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_environments_ledger_is_not_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known(monkeypatch, FIRST)
     create(url(tmp_path), "prod")
     before = dump(tmp_path)

@@ -11,6 +11,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.contract.harness import work
+from tests.contract.sqlite_child import start, together
+from tests.contract.sqlite_subject import ENVIRONMENT, url
 
 from redrive.errors import (
     ConfigError,
@@ -27,9 +30,6 @@ from redrive.ledger.sqlite import connect as connecting
 from redrive.ledger.sqlite import enqueue
 from redrive.ledger.sqlite.connect import APPLICATION_ID, connect, path_of
 from redrive.ledger.sqlite.ledger import SqliteLedger, create
-from tests.contract.harness import work
-from tests.contract.sqlite_child import start, together
-from tests.contract.sqlite_subject import ENVIRONMENT, url
 
 NOBODY = 65534
 
@@ -95,17 +95,15 @@ def test_an_empty_file_needs_init(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_missing_is_said_to_be(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="folder .*nowhere does not exist"):
+    with pytest.raises(LedgerError, match=r"folder .*nowhere does not exist"):
         create(f"sqlite:///{tmp_path}/nowhere/ledger.db", ENVIRONMENT)
 
 
 @pytest.mark.parametrize("act", [SqliteLedger, create])
-def test_another_environments_ledger_is_refused_untouched(
-    tmp_path: Path, act: Callable[[str, str], object]
-) -> None:
+def test_another_environments_ledger_is_refused_untouched(tmp_path: Path, act: Callable[[str, str], object]) -> None:
     create(url(tmp_path), "prod")
     before = folder_content(tmp_path)
-    with pytest.raises(EnvironmentMismatch, match="'prod'.*'staging'") as caught:
+    with pytest.raises(EnvironmentMismatch, match=r"'prod'.*'staging'") as caught:
         act(url(tmp_path), "staging")
     assert caught.value.exit_status == 4
     assert folder_content(tmp_path) == before
@@ -150,9 +148,7 @@ def test_a_ledger_locked_by_another_process_says_so_and_is_served_afterwards(tmp
     ledger = SqliteLedger(url(tmp_path), ENVIRONMENT)
 
     def accept() -> int:
-        return ledger.transact_sync(
-            lambda tx, now: enqueue.accept(tx, now, [work()], path="", producer="")[0].seq
-        )
+        return ledger.transact_sync(lambda tx, now: enqueue.accept(tx, now, [work()], path="", producer="")[0].seq)
 
     with closing(connect(tmp_path / "ledger.db")) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -244,8 +240,7 @@ def test_a_truncated_ledger_is_said_to_be_damaged(tmp_path: Path) -> None:
     file = tmp_path / "ledger.db"
     file.write_bytes(file.read_bytes()[: 4096 * 2])
     with pytest.raises(LedgerError):
-        ledger = SqliteLedger(url(tmp_path), ENVIRONMENT)
-        ledger.close()
+        SqliteLedger(url(tmp_path), ENVIRONMENT)
 
 
 def test_the_files_header_says_whose_it_is(tmp_path: Path) -> None:

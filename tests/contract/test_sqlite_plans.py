@@ -8,18 +8,17 @@ ledger, on a backlog, behind many rows that are not due yet, and among finished 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from tests.contract.harness import JOB, PATIENT
+from tests.contract.sqlite_subject import ENVIRONMENT
 
 from redrive.domain import identity
 from redrive.ledger.sqlite.connect import connect
 from redrive.ledger.sqlite.ledger import create
 from redrive.ledger.sqlite.statements import sql
-from tests.contract.harness import JOB, PATIENT
-from tests.contract.sqlite_subject import ENVIRONMENT
 
 ROUTE = identity.route_of(*JOB)
 NOW = 1_000_000
@@ -92,7 +91,7 @@ def made(path: Path, shape: str) -> Path:
 
 
 @pytest.fixture(scope="module", params=["new", "empty", "grown", "backlog", "future", "leased", "finished"])
-def ledger_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def ledger_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ledger whose statistics were taken in some state (``grown``: empty then, 20,000 rows now)."""
     return made(tmp_path_factory.mktemp(request.param) / "ledger.db", request.param)
 

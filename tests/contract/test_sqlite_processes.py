@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.contract.harness import JOB, LEASE, HostClock, ManualTime, work
+from tests.contract.sqlite_child import start, together
+from tests.contract.sqlite_subject import ENVIRONMENT, open_sqlite, url
 
 from redrive.domain.delivery import Disposition
 from redrive.errors import LedgerBusy
@@ -13,9 +17,6 @@ from redrive.ledger.sqlite import enqueue
 from redrive.ledger.sqlite.connect import connect, translated
 from redrive.ledger.sqlite.ledger import create
 from redrive.ledger.sqlite.tx import RawTx
-from tests.contract.harness import JOB, LEASE, Fault, HostClock, ManualTime, work
-from tests.contract.sqlite_child import start, together
-from tests.contract.sqlite_subject import ENVIRONMENT, open_sqlite, url
 
 
 def test_three_processes_execute_each_of_two_thousand_deliveries_once(tmp_path: Path) -> None:
@@ -93,9 +94,7 @@ def test_reading_and_writing_do_not_wait_for_each_other(tmp_path: Path) -> None:
     other = open_sqlite(tmp_path, HostClock(ManualTime()), fresh=False)
 
     def accept(key: str) -> int:
-        return subject.transact_sync(
-            lambda tx, now: enqueue.accept(tx, now, [work(key)], path="", producer="")[0].seq
-        )
+        return subject.transact_sync(lambda tx, now: enqueue.accept(tx, now, [work(key)], path="", producer="")[0].seq)
 
     def count(ledger: object) -> int:
         return int(ledger.read_sync(lambda tx: tx.rows("SELECT count(*) FROM delivery")[0][0]))  # type: ignore[attr-defined]
@@ -170,13 +169,12 @@ def test_a_read_before_a_write_in_a_deferred_transaction_is_explained(tmp_path: 
 
 def test_an_enqueue_in_the_callers_transaction_is_rolled_back_with_it(tmp_path: Path) -> None:
     subject = open_sqlite(tmp_path, HostClock(ManualTime()), fresh=True)
-    callers = connect(tmp_path / "ledger.db")
-    with pytest.raises(Fault):
-        callers.execute("BEGIN")
+    with closing(connect(tmp_path / "ledger.db")) as callers:
         tx = RawTx(callers)
-        enqueue.accept(tx, enqueue.tick(tx, 1), [work("k")], path="session", producer="p")
-        raise Fault
-    callers.execute("ROLLBACK")
-    callers.close()
-    assert subject.read_sync(lambda tx: tx.rows("SELECT seq FROM identity")) == []
+        for end in ("ROLLBACK", "COMMIT"):
+            assert subject.read_sync(lambda tx: tx.rows("SELECT seq FROM identity")) == []
+            callers.execute("BEGIN")
+            enqueue.accept(tx, enqueue.tick(tx, 1), [work("k")], path="session", producer="p")
+            callers.execute(end)
+    assert subject.read_sync(lambda tx: tx.rows("SELECT seq FROM identity")) == [(1,)]
     subject.close()

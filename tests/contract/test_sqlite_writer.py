@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.contract.harness import JOB, LEASE, Fault, HostClock, ManualTime, work
+from tests.contract.sqlite_subject import SqliteSubject, open_sqlite
 
 from redrive.errors import LedgerError
 from redrive.ledger.sqlite import enqueue, writer
 from redrive.ledger.sqlite.connect import connect
 from redrive.ledger.sqlite.tx import RawTx
-from tests.contract.harness import JOB, LEASE, Fault, HostClock, ManualTime, work
-from tests.contract.sqlite_subject import SqliteSubject, open_sqlite
 
 
 @pytest.fixture
@@ -71,8 +71,7 @@ def keys(subject: SqliteSubject) -> list[str]:
 def test_a_failing_operation_of_a_group_undoes_only_itself(subject: SqliteSubject) -> None:
     with one_group(subject) as traced:
         futures = [
-            subject.writer.submit(failing(f"k{n}") if n in (0, 3) else accepting(f"k{n}"), "enqueue")
-            for n in range(6)
+            subject.writer.submit(failing(f"k{n}") if n in (0, 3) else accepting(f"k{n}"), "enqueue") for n in range(6)
         ]
     seqs = [f.result(10) for n, f in enumerate(futures) if n not in (0, 3)]
     for n in (0, 3):
@@ -130,8 +129,7 @@ def test_a_group_that_cannot_commit_fails_for_each_of_its_operations(subject: Sq
 
     with one_group(subject):
         futures: list[Future[int]] = [
-            subject.writer.submit(operation, "enqueue")
-            for operation in (accepting("a"), rolled_back, accepting("b"))
+            subject.writer.submit(operation, "enqueue") for operation in (accepting("a"), rolled_back, accepting("b"))
         ]
     for future in futures:
         with pytest.raises(LedgerError, match="disk I/O error"):
@@ -152,9 +150,7 @@ def test_what_is_queued_is_finished_before_the_ledger_closes(tmp_path: Path) -> 
     subject.close()
 
 
-def test_a_listeners_fault_reaches_nobody_who_waits(
-    subject: SqliteSubject, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_listeners_fault_reaches_nobody_who_waits(subject: SqliteSubject, caplog: pytest.LogCaptureFixture) -> None:
     heard: list[str] = []
 
     def broken(point: str) -> None:
@@ -242,9 +238,7 @@ def test_one_process_checkpoints_at_a_time(subject: SqliteSubject) -> None:
     assert subject.transact_sync(checkpoint)
 
 
-def test_the_log_is_moved_into_the_file_and_used_again(
-    subject: SqliteSubject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_is_moved_into_the_file_and_used_again(subject: SqliteSubject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "_CHECKPOINT_BYTES", 64 * 1024)
     wal = subject.path.with_name(subject.path.name + "-wal")
     sizes = set()

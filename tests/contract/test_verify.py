@@ -15,13 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from redrive.domain.policy import HOUR, SECOND
-from redrive.errors import Conflict, InvalidInput
-from redrive.ledger import verify as page
-from redrive.ledger.audit import GENESIS, append_audit, audit_digest
-from redrive.ledger.sqlite.ledger import SqliteLedger
-from redrive.ledger.verify import Report, repair_clock, verify
 from tests.contract.reads_support import (
     BUSY,
     OK,
@@ -33,6 +26,13 @@ from tests.contract.reads_support import (
     Desk,
     opened,
 )
+
+from redrive.domain.policy import HOUR, SECOND
+from redrive.errors import Conflict, InvalidInput
+from redrive.ledger import verify as page
+from redrive.ledger.audit import GENESIS, append_audit, audit_digest
+from redrive.ledger.sqlite.ledger import SqliteLedger
+from redrive.ledger.verify import Report, repair_clock, verify
 
 
 def rules(report: Report) -> set[str]:
@@ -61,7 +61,7 @@ def test_verify_raises_no_false_alarm_while_workers_work(tmp_path: Path) -> None
 
         def work() -> None:
             try:
-                for _ in range(2500):
+                for _ in range(1000):
                     churn.step()
             except BaseException as exc:
                 failed.append(exc)
@@ -142,7 +142,7 @@ def tell(desk: Desk) -> dict[str, int]:
     story["fresh"] = desk.enqueue("fresh", delay_us=HOUR).seq
     for action in ("destination.disabled", "destination.enabled"):
         desk.ledger.transact_sync(
-            lambda tx, now, action=action: append_audit(tx, now, "ada", action, "dst_1", "maintenance")  # type: ignore[misc]
+            lambda tx, now, action=action: append_audit(tx, now, "ada", action, "dst_1", "maintenance")
         )
     return story
 
@@ -214,8 +214,8 @@ FAULTS: list[tuple[str, str]] = [
     ("disposition", "UPDATE delivery_state SET disposition = 2 WHERE seq = {fresh}"),
     ("dead_letter", "DELETE FROM dead_letter WHERE seq = {dead}"),
     ("dead_letter", "DELETE FROM dead_letter WHERE seq = {redriven}"),
-    ("dead_letter", "INSERT INTO dead_letter SELECT 99, {retried}, generation, state, handler, tenant, scope, destination,"
-     " cause, category, attempts, first_at, last_at, ambiguous, policy_version, died_at FROM dead_letter"
+    ("dead_letter", "INSERT INTO dead_letter SELECT 99, {retried}, generation, state, handler, tenant, scope,"
+     " destination, cause, category, attempts, first_at, last_at, ambiguous, policy_version, died_at FROM dead_letter"
      " WHERE seq = {dead}"),
     ("dead_letter", "UPDATE dead_letter SET generation = 5 WHERE seq = {dead}"),
     ("dead_letter", "UPDATE dead_letter SET attempts = attempts + 1 WHERE seq = {dead}"),
@@ -308,9 +308,7 @@ def test_every_column_that_changes_is_in_the_table_of_the_page(told: tuple[Path,
     assert unnamed == {"seq"}
 
 
-def test_a_missing_attempt_is_a_gap_in_numbers_and_fences(
-    told: tuple[Path, dict[str, int]], tmp_path: Path
-) -> None:
+def test_a_missing_attempt_is_a_gap_in_numbers_and_fences(told: tuple[Path, dict[str, int]], tmp_path: Path) -> None:
     corrupt(told, tmp_path / "l.db", "DELETE FROM attempt WHERE seq = {spent} AND number = 2")
     assert {"numbering", "fence", "attempt", "dead_letter"} <= rules(examine(tmp_path / "l.db"))
 
@@ -350,9 +348,7 @@ def test_the_report_names_deliveries_and_is_bounded(told: tuple[Path, dict[str, 
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
-def test_progress_rises_to_the_end_in_chunks(
-    told: tuple[Path, dict[str, int]], tmp_path: Path, chunk: int
-) -> None:
+def test_progress_rises_to_the_end_in_chunks(told: tuple[Path, dict[str, int]], tmp_path: Path, chunk: int) -> None:
     corrupt(told, tmp_path / "l.db", "UPDATE event SET fan_out = 2")
     seen: list[tuple[int, int]] = []
     report = examine(tmp_path / "l.db", lambda ledger: verify(ledger, lambda *at: seen.append(at), chunk))
@@ -397,7 +393,7 @@ def test_audit_rows_cannot_be_changed_and_names_must_be_printable(tmp_path: Path
         ):
             with pytest.raises(InvalidInput):
                 desk.ledger.transact_sync(
-                    lambda tx, now, row=(actor, action, target, reason): append_audit(tx, now, *row)  # type: ignore[misc]
+                    lambda tx, now, row=(actor, action, target, reason): append_audit(tx, now, *row)
                 )
         assert verify(desk.ledger).ok
 
@@ -438,9 +434,10 @@ def test_what_a_repaired_clock_explains_is_not_held_against_the_ledger(tmp_path:
         desk.now -= 5 * HOUR
         assert repair_clock(desk.ledger, "ada").repaired
         assert verify(desk.ledger).problems == ()
-        for _ in range(300):
+        for step in range(300):
             churn.step()
-            assert verify(desk.ledger).problems == ()
+            assert step % 20 or verify(desk.ledger).problems == ()
+        assert verify(desk.ledger).problems == ()
 
 
 def test_the_clock_is_not_repaired_under_a_running_worker(tmp_path: Path) -> None:

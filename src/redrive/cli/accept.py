@@ -43,9 +43,7 @@ def enqueue(
     delay: Annotated[str | None, typer.Option("--delay", help="Not before this long, for example 15m")] = None,
     at: Annotated[str | None, typer.Option("--at", help="Not before this time, for example 2026-08-21T02:00Z")] = None,
     priority: Annotated[int, typer.Option("--priority", help="0 (first) to 3")] = 2,
-    allow_unknown: Annotated[
-        bool, typer.Option("--allow-unknown", help="Another application has the handler")
-    ] = False,
+    allow_unknown: Annotated[bool, typer.Option("--allow-unknown", help="Another application has the handler")] = False,
 ) -> int | None:
     """Enqueue one job for a handler.
 
@@ -160,11 +158,9 @@ def publish(
         session.out.line(f"  {delivery}")
     if not done.deliveries:
         session.out.note(
-            f"no destination of tenant {session.tenant!r} subscribed to {event_type} when it was published, so nothing is "
-            "sent. See: redrive destination list"
+            f"no destination of tenant {session.tenant!r} subscribed to {event_type} when it was published, so "
+            "nothing is sent. See: redrive destination list"
         )
     else:
         session.out.note(f"see what becomes of it: redrive delivery timeline {done.deliveries[0]}")
     return 0
-
-

@@ -97,10 +97,16 @@ def command(
             raise typer.Exit(_run(session, lambda: function(session, **given)))
 
         _take(run, list(own.values()), {**(options or {}), **flags, **GLOBAL})
-        group.command(name, help=inspect.getdoc(function), hidden=hidden)(run)
+        group.command(name, help=_help(function), hidden=hidden)(run)
         return run
 
     return attach
+
+
+def _help(function: Callable[..., Any]) -> str:
+    """The docstring with each paragraph on one line: the terminal wraps it."""
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def root(group: typer.Typer, version: Any, text: str) -> None:

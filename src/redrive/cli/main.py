@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -27,13 +27,13 @@ Start with: redrive init, then redrive destination add, redrive publish and redr
 class Root(TyperGroup):
     """Ends every way a command line can go wrong with a status and a sentence, and never with a traceback."""
 
-    def main(self, args: Sequence[str] | None = None, **extra: Any) -> NoReturn:
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         """As Click's own, with our exit codes; in the JSON modes a wrong usage is one document too."""
         argv = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
         out = Output(_mode(argv), verbosity=_verbosity(argv))
         try:
-            result = super().main(args=argv, **extra)
+            result = super().main(argv, *rest, **extra)
             sys.stdout.flush()
             status = result if isinstance(result, int) else 0
         except BrokenPipeError:

@@ -57,20 +57,20 @@ def safe(text: object) -> str:
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), str(text))
 
 
-def utc(us: int) -> str:
-    """An instant for people: ``2026-08-21 02:00:00Z``."""
-    return iso(us).replace("T", " ").partition(".")[0] + "Z"
+def utc(us: int, *, digits: int = 0) -> str:
+    """An instant for people: ``2026-08-21 02:00:00Z``, with ``digits`` of its fraction."""
+    whole, _, fraction = iso(us).replace("T", " ").rstrip("Z").partition(".")
+    return whole + (f".{fraction[:digits]}" if digits else "") + "Z"
 
 
 def ago(us: int, now: int) -> str:
     """How far an instant is from ``now``: ``3 min ago``, ``in 12 s``, ``now``."""
     distance = abs(us - now)
-    if distance < 500_000:
+    if distance < 1_000_000:
         return "now"
-    if distance >= 10_000_000:
-        distance -= distance % 1_000_000
+    distance -= distance % 1_000_000
     shown = span(distance).split(" ")
-    text = " ".join(shown[:2] if distance >= 60_000_000 else shown)
+    text = " ".join(shown[:2] if distance >= 600_000_000 else shown)
     return f"in {text}" if us > now else f"{text} ago"
 
 
@@ -200,7 +200,9 @@ class Output:
         if not self.is_table:
             sys.stderr.write(json.dumps({"error": dict(shown)}) + "\n")
             return
-        self.err.print(Text("error: ", style="bold red").append(safe(shown["message"]), style="not bold"), soft_wrap=True)
+        self.err.print(
+            Text("error: ", style="bold red").append(safe(shown["message"]), style="not bold"), soft_wrap=True
+        )
         if shown.get("hint"):
             self.err.print(Text("hint: ", style="bold").append(safe(shown["hint"]), style="not bold"), soft_wrap=True)
 
@@ -230,7 +232,9 @@ class Output:
         if not self.is_table and self.verbosity < 1:
             level = logging.CRITICAL
         handler = logging.StreamHandler(sys.stderr)
-        formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+        formatter = logging.Formatter(
+            "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
+        )
         formatter.converter = time.gmtime
         handler.setFormatter(formatter)
         log = logging.getLogger("redrive")

@@ -120,6 +120,6 @@ def version(session: Session) -> int | None:
         session.out.document(shown)
         return 0
     session.out.line(f"redrive {__version__} (Python {shown['python']}, SQLite {shown['sqlite']})")
-    if shown["sqlite_defect"]:
+    if shown["sqlite_defect"] is not None:
         session.out.note(str(shown["sqlite_defect"]))
     return 0

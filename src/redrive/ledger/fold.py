@@ -372,9 +372,7 @@ class Fold:
         yield from self._series(before, top)
         runs = [t for t in self.deferred if before < t.fence < top]
         ends = [t.fence for t in runs[1:]] + [top]
-        own = sum(
-            end - t.fence for t, end in zip(runs, ends, strict=False) if t.category == Category.OWN_FAULT
-        )
+        own = sum(end - t.fence for t, end in zip(runs, ends, strict=False) if t.category == Category.OWN_FAULT)
         if self.state.own_faults != own:
             yield Finding("deferrals", f"own_faults is {self.state.own_faults}, the entries say {own}")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler, SQLiteDialect
+from sqlalchemy.sql.compiler import SQLCompiler
 
 from redrive.ledger.sqlite.tx import Params
 
@@ -58,8 +59,8 @@ class _Dialect(SQLiteDialect):
 _DIALECT: Final = _Dialect(paramstyle="qmark")
 
 
-def compiled(statement: sa.Select[Any]) -> tuple[str, Params]:
+def compiled(statement: sa.ClauseElement) -> tuple[str, Params]:
     """A statement's text and its parameters in order, for :meth:`redrive.ledger.sqlite.tx.Tx.rows`."""
-    made = statement.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True})
+    made = cast("SQLCompiler", statement.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True}))
     values = made.params
     return str(made), [values[name] for name in made.positiontup or ()]

@@ -244,6 +244,12 @@ def delivery_statement(tx: Tx, filters: DeliveryFilter, before: int | None, limi
         clauses.append(s.disposition <= _INLINE_ONE)
         order = s.seq
     driven = hint is not None or order is not d.seq
+    if not driven and not pinned:
+        # Said outright: statistics taken while the ledger was small must not decide it.
+        if filters.destination is not None:
+            hint = (delivery, "INDEXED BY delivery_by_destination")
+        elif filters.tenant is not None:
+            hint = (delivery, "INDEXED BY delivery_by_tenant")
     for name in ("tenant", "scope", "destination", "handler"):
         value = getattr(filters, name)
         if value is not None:
@@ -341,7 +347,7 @@ def _queued_between(
     low, high = tx.rows(*compiled(sa.select(sa.func.min(key)))), tx.rows(*compiled(sa.select(sa.func.max(key))))
     if low[0][0] is None:
         return None, None
-    probe: Select = sa.select(key, time).where(key >= 0).order_by(key).limit(1)
+    probe = sa.select(key, time).where(key >= 0).order_by(key).limit(1)
     text, values = compiled(probe)
 
     def first_at(instant: int) -> int:

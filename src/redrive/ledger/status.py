@@ -59,8 +59,8 @@ def status(tx: Tx, now: int, host_now: int | None = None) -> StatusView:
     )
 
 
-def _capped(counted: int, cap: int = CAP) -> Count:
-    return Count(min(counted, cap), counted > cap)
+def _capped(counted: int) -> Count:
+    return Count(min(counted, CAP), counted > CAP)
 
 
 def _pairs(rows: list[tuple[Any, ...]]) -> list[tuple[str, int]]:

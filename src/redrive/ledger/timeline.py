@@ -77,8 +77,8 @@ class _Timeline:
 
     def add(self, at: int, kind: str, text: str, *, fence: int, rank: int, generation: int, **facts: Any) -> None:
         """Ledger order is by reservation (fence), then by what can follow what within one (rank)."""
-        facts = {key: value for key, value in facts.items() if value is not None and value != ()}
-        entry = TimelineEntry(at, kind, text, {"generation": generation, **facts})
+        known = {"generation": generation, "fence": fence or None, **facts}
+        entry = TimelineEntry(at, kind, text, {key: value for key, value in known.items() if value is not None})
         self._found.append(((at, fence, rank), entry))
 
     def entries(self) -> list[TimelineEntry]:
@@ -163,7 +163,7 @@ class _Timeline:
             a.ended_at,
             "attempt",
             f"{what} ended {a.outcome}: {detail}, after {span(a.duration_us)}{said}",
-            rank=1,
+            rank=2,
             attempt=a.id,
             outcome=a.outcome,
             category=a.category,
@@ -181,7 +181,7 @@ class _Timeline:
                 a.ended_at,
                 "retry",
                 f"next attempt at {iso(a.next_at)} because {reason}, {what}{asked}",
-                rank=2,
+                rank=3,
                 next_at=iso(a.next_at),
                 because=reason,
                 retry_after_us=a.retry_after_us,
@@ -249,7 +249,7 @@ class _Timeline:
             kind,
             text,
             fence=fence,
-            rank=10 + number,
+            rank=1 if kind == "cancel_requested" else 10 + number,  # it came while the attempt was open
             generation=generation,
             category=category,
             actor=actor,

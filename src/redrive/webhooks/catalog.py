@@ -9,6 +9,7 @@ from typing import Final
 
 from redrive.domain.policy import OnUnknown, Policy
 from redrive.domain.values import matches_any
+from redrive.errors import InvalidInput
 from redrive.ledger.sqlite import registry
 from redrive.ledger.sqlite.ledger import SqliteLedger
 from redrive.ledger.sqlite.tx import Tx
@@ -17,7 +18,7 @@ from redrive.webhooks.guard import AddressPolicy
 from redrive.webhooks.headers import resolve_headers
 from redrive.webhooks.outcomes import OutcomeTable
 from redrive.webhooks.schemas import Schemas
-from redrive.webhooks.secrets import SecretCache, parse_ref
+from redrive.webhooks.secrets import SecretCache, SecretUnavailable, parse_ref
 from redrive.webhooks.sender.request import Endpoint
 from redrive.webhooks.settings import DestinationSettings
 from redrive.webhooks.signing import Signer
@@ -136,7 +137,11 @@ class Compiled:
         if self._signer is None or any(a is not b for a, b in zip(self._signer[0], current, strict=False)):
             self._signer = None
         if self._signer is None or len(self._signer[0]) != len(current):
-            self._signer = (list(current), Signer(current))
+            try:
+                self._signer = (list(current), Signer(current))
+            except InvalidInput as exc:
+                # What the reference leads to is no signing secret: ours to mend, like one that is not there.
+                raise SecretUnavailable(f"a signing secret cannot be used: {exc.message}", param="secrets") from None
         return self._signer[1]
 
 

@@ -120,7 +120,11 @@ class WebhookHandler:
         if isinstance(observation, Failure) and _log.isEnabledFor(logging.DEBUG):
             _log.debug("delivery to %s failed: %s", lease.destination, observation)
         if outcome.disable_destination:
-            await self._on_gone(lease.destination)
+            try:
+                await self._on_gone(lease.destination)
+            except Exception:
+                # What the receiver said is worth more than this: the next 410 disables it.
+                _log.exception("destination %s answered 410 Gone and could not be disabled", lease.destination)
         return outcome
 
     def request(self, lease: Lease, destination: Compiled, body: bytes, guard: LeaseGuard) -> Request:

@@ -28,7 +28,19 @@ _log = logging.getLogger("redrive.worker")
 class Running(LeaseGuard):
     """One lease in a slot."""
 
-    __slots__ = ("_lock", "_withdrawn", "dropped", "fence", "lease", "lost", "occupied", "seq", "started", "task", "valid_until")
+    __slots__ = (
+        "_lock",
+        "_withdrawn",
+        "dropped",
+        "fence",
+        "lease",
+        "lost",
+        "occupied",
+        "seq",
+        "started",
+        "task",
+        "valid_until",
+    )
 
     def __init__(self, lease: Lease, valid_until: float) -> None:
         self.lease = lease

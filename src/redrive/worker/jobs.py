@@ -7,19 +7,19 @@ import contextvars
 import functools
 import inspect
 import logging
-import threading
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from redrive.domain.delivery import Closed, Lease
 from redrive.domain.envelope import Decoders, Undecodable
 from redrive.domain.identity import attempt_id, to_text
-from redrive.domain.outcome import DELIVERED, INTERRUPTED, NO_OP, Category, Flag, Outcome, OutcomeKind
+from redrive.domain.outcome import DELIVERED, NO_OP, Category, Flag, Outcome, OutcomeKind
 from redrive.domain.policy import OnUnknown, Policy
 from redrive.domain.ports import LeaseGuard
 from redrive.domain.signals import NoOp, Permanent, Retry, Unknown
-from redrive.errors import Conflict, RedriveError
+from redrive.errors import ConfigError, Conflict, RedriveError
+from redrive.worker.threads import Threads
 
 _log = logging.getLogger("redrive.jobs")
 _UNDECODABLE: Final = Outcome(OutcomeKind.PERMANENT, Category.UNDECODABLE)
@@ -167,7 +167,7 @@ class JobHandler:
         write_version: int,
         outcomes: dict[type[BaseException], Retry | Permanent | NoOp | Unknown],
         confirm: ConfirmFunction | None,
-        threads: Callable[[], ThreadPoolExecutor],
+        threads: Callable[[], Threads],
         close_in: CloseIn,
         close_in_async: CloseInAsync,
         was_closed: WasClosed,
@@ -184,7 +184,7 @@ class JobHandler:
         self._close_in = close_in
         self._close_in_async = close_in_async
         self._was_closed = was_closed
-        self._is_async = inspect.iscoroutinefunction(function)
+        self._is_async = is_async(function)
 
     @property
     def envelope_versions(self) -> frozenset[int]:
@@ -206,54 +206,72 @@ class JobHandler:
         if not guard.holds():
             return None
         try:
-            if self._is_async:
-                guard.start()
-                if self.timeout_s is None:
-                    await self.function(context, payload)
-                else:
-                    async with asyncio.timeout(self.timeout_s) as limit:
-                        await self.function(context, payload)
-            else:
+            if not self._is_async:
                 return await self._in_thread(context, payload, guard)
-        except Exception as exc:
-            timed_out = (
-                isinstance(exc, TimeoutError) and self._is_async and self.timeout_s is not None and limit.expired()
-            )
-            return await self._raised(context, exc, timed_out=timed_out)
+            guard.start()
+            await self._within(self.timeout_s, self.function(context, payload))
+        except _TimedOut:
+            return await self._raised(context, TimeoutError(), timed_out=True)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            return await self._raised(context, exc, timed_out=False)
         return await self._returned(context)
 
-    async def _in_thread(self, context: Context, payload: Any, guard: LeaseGuard) -> Outcome | None:
-        begun = threading.Event()
-
-        def call() -> Any:
-            # It may have waited long for a thread, and the process may have been stopped meanwhile.
-            if not guard.holds():
-                return _LEASE_GONE
-            guard.start()
-            begun.set()
-            return self.function(context, payload)
-
-        job = self._threads().submit(contextvars.copy_context().run, call)
-        future = asyncio.wrap_future(job)
+    @staticmethod
+    async def _within(seconds: float | None, work: Awaitable[Any]) -> None:
+        """Await a handler's work; :class:`_TimedOut` when its time, and not a time limit of its own, ran out."""
+        if seconds is None:
+            await work
+            return
         try:
-            # A thread cannot be stopped. Past its time the outcome is unknown and is recorded at once; the slot
-            # stays taken until the thread is back, so that lost threads never pile up.
-            done, _ = await asyncio.wait({future}, timeout=self.timeout_s)
+            async with asyncio.timeout(seconds) as limit:
+                await work
+        except TimeoutError:
+            if limit.expired():
+                raise _TimedOut from None
+            raise
+
+    async def _in_thread(self, context: Context, payload: Any, guard: LeaseGuard) -> Outcome | None:
+        begun: list[float] = []
+
+        def call() -> tuple[Any, BaseException | None]:
+            try:
+                # It may have waited long for a thread, and the process may have been stopped meanwhile.
+                if not guard.holds():
+                    return _LEASE_GONE, None
+                guard.start()
+                begun.append(time.monotonic())
+                return self.function(context, payload), None
+            except BaseException as exc:
+                return None, exc
+
+        job = self._threads().submit(functools.partial(contextvars.copy_context().run, call))
+        future = asyncio.wrap_future(job)
+        left = self.timeout_s
+        try:
+            while not (await asyncio.wait({future}, timeout=left))[0]:
+                assert self.timeout_s is not None
+                # Its time runs from when a thread took it.
+                left = begun[0] + self.timeout_s - time.monotonic() if begun else self.timeout_s
+                if left <= 0:
+                    # A thread cannot be stopped. The outcome is recorded now, whatever becomes of the thread; the slot
+                    # stays taken until it is back, so that lost threads never pile up.
+                    guard.occupy(future)
+                    return await self._raised(context, TimeoutError(), timed_out=True)
         except asyncio.CancelledError:
             job.cancel()
             raise
-        if not done:
-            if job.cancel() and not begun.is_set():
-                return INTERRUPTED
-            await asyncio.wait({future})
-            future.exception()
-            return _TIMED_OUT
-        exc = future.exception()
-        if exc is None:
-            return None if future.result() is _LEASE_GONE else await self._returned(context)
-        if not isinstance(exc, Exception):
-            raise exc
-        return await self._raised(context, exc, timed_out=False)
+        value, exc = future.result()
+        if value is _LEASE_GONE:
+            return None
+        if exc is None and inspect.isawaitable(value):
+            # A plain function around an async one.
+            await self._within(
+                None if self.timeout_s is None else begun[0] + self.timeout_s - time.monotonic(),
+                value,
+            )
+        return await self._returned(context) if exc is None else await self._raised(context, exc, timed_out=False)
 
     async def _returned(self, context: Context) -> Outcome | None:
         closed = context._outcome
@@ -264,13 +282,13 @@ class JobHandler:
         _log.error("handler %s called close_in, and its transaction was never committed", self.name)
         return _RAISED
 
-    async def _raised(self, context: Context, exc: Exception, *, timed_out: bool) -> Outcome | None:
+    async def _raised(self, context: Context, exc: BaseException, *, timed_out: bool) -> Outcome | None:
         if context._outcome is not None and await self._was_closed(context._lease):
-            _log.exception("handler %s raised after its outcome was committed", self.name, exc_info=exc)
+            _log.error("handler %s raised after its outcome was committed", self.name, exc_info=exc)
             return None
         if timed_out:
             return _TIMED_OUT
-        signal: BaseException = exc
+        signal = exc
         if not isinstance(exc, Retry | Permanent | NoOp | Unknown):
             for kind in type(exc).__mro__:
                 if kind in self._outcomes:
@@ -284,17 +302,54 @@ class JobHandler:
         assert self.confirm is not None
         guard.start()
         try:
-            if inspect.iscoroutinefunction(self.confirm):
+            if is_async(self.confirm):
                 there = await self.confirm(context, payload)
             else:
                 call = functools.partial(self.confirm, context, payload)
-                there = await asyncio.get_running_loop().run_in_executor(self._threads(), call)
+                there = await asyncio.wrap_future(self._threads().submit(call))
+                if inspect.isawaitable(there):
+                    there = await there
         except Exception:
             _log.exception("confirm function of handler %s raised", self.name)
             return CONFIRM_FAILED
         if there is None:
             return CONFIRM_FAILED
         return CONFIRMED if there else None
+
+
+class _TimedOut(Exception):
+    """The handler's time limit ran out."""
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it makes a coroutine; objects with an async ``__call__`` count."""
+    return any(map(inspect.iscoroutinefunction, _called(function)))
+
+
+def _called(function: object) -> tuple[object, object]:
+    """The function, and what an object's call runs."""
+    return function, getattr(type(function), "__call__", None)  # noqa: B004 - looked at, not asked for
+
+
+def check_function(function: object) -> None:
+    """Raise :class:`ConfigError` for what would count as delivered without ever having run."""
+    generates = any(inspect.isgeneratorfunction(x) or inspect.isasyncgenfunction(x) for x in _called(function))
+    if generates or not callable(function):
+        raise ConfigError("a handler is a function (context, payload), and no generator", param="handler")
+
+
+def check_outcomes(outcomes: object) -> dict[type[BaseException], Retry | Permanent | NoOp | Unknown]:
+    """A handler's table of exceptions. Raises :class:`ConfigError`."""
+    found: dict[type[BaseException], Retry | Permanent | NoOp | Unknown] = {}
+    for kind, signal in dict(outcomes).items() if isinstance(outcomes, Mapping) else ():
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise ConfigError("outcomes are keyed by exception types", param="outcomes")
+        if not isinstance(signal, Retry | Permanent | NoOp | Unknown):
+            raise ConfigError(
+                "an outcome is an instance: Retry(), Permanent(...), NoOp() or Unknown()", param="outcomes"
+            )
+        found[kind] = signal
+    return found
 
 
 def outcome_of(signal: BaseException) -> Outcome:

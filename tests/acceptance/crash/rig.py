@@ -13,13 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Self
 
-from redrive.domain.identity import to_text
-from redrive.ledger.sqlite.ledger import SqliteLedger
-from redrive.ledger.verify import verify
-from redrive.testing.checker import Report, check
-from redrive.testing.evidence import read_lines
-from redrive.testing.receiver import Receiver
-from redrive.testing.rules import WORDS
 from tests.acceptance.crash.scenario import (
     ANSWERS,
     SECRET,
@@ -28,6 +21,14 @@ from tests.acceptance.crash.scenario import (
     ledger_path,
     prepare,
 )
+
+from redrive.domain.identity import to_text
+from redrive.ledger.sqlite.ledger import SqliteLedger
+from redrive.ledger.verify import verify
+from redrive.testing.checker import Report, check
+from redrive.testing.evidence import read_lines
+from redrive.testing.receiver import Receiver
+from redrive.testing.rules import WORDS
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 TIMEOUT_S: Final = 60.0
@@ -80,6 +81,10 @@ class Process:
         """Whether SIGSTOP holds it."""
         stat = Path(f"/proc/{self.pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] == "T"
+
+    def until_stopped(self) -> None:
+        """Wait until SIGSTOP holds it."""
+        until(lambda: self.stopped, f"process {self.pid} stops")
 
     def signal(self, number: int) -> None:
         """Send a signal, if it still runs."""

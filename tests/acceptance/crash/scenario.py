@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import json
 import os
+import resource
 import signal
 import sqlite3
 import sys
@@ -168,6 +169,7 @@ def application(folder: Path, scenario: Scenario) -> Redrive:
         if scenario.poison == "exit":
             os._exit(3)
         if scenario.poison == "segv":
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             ctypes.string_at(0)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -237,7 +239,9 @@ def produce(folder: Path, scenario: Scenario) -> None:
             else:
                 delivery = identity.to_text("dlv", identity.delivery_id(name, "default", key))
                 log.tried(deliveries=[delivery])
-                job = app.enqueue(name, payload, key=key, delay=0.0 if name in scenario.at_once else scenario.jobs_delay)
+                job = app.enqueue(
+                    name, payload, key=key, delay=0.0 if name in scenario.at_once else scenario.jobs_delay
+                )
                 log.acknowledged([job.delivery_id], digest)
     log.close()
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from redrive.failpoint import NAMES
-from redrive.testing.receiver import Receiver
 from tests.acceptance.crash.rig import KILLED, Rig, receiver
 from tests.acceptance.crash.scenario import CLOSES_IN, Scenario
+
+from redrive.failpoint import NAMES
+from redrive.testing.receiver import Receiver
 
 JOBS_LATER_S: Final = 1.0
 AT_ONCE: Final = {"close_in.before_commit": (CLOSES_IN,), "extend.before_commit": ("slow",)}
@@ -95,7 +96,8 @@ def _look(rig: Rig, name: str) -> tuple[str, Standing, dict[str, int]]:
     lost = [row for row in rows if any(a["category"] == "worker_lost" for a in rig.attempts(row["seq"]))]
     leased = sorted((row for row in rows if row["disposition"] == "leased"), key=lambda row: row["started_at"])
     touched = [row for row in rows if row["fence"] > 0]
-    hit = (lost or leased or touched or rows)[0]
+    ended = [row for row in touched if row["disposition"] != "leased"] if name == "close.after_commit" else []
+    hit = (ended or lost or leased or touched or rows)[0]
     return hit["key"], _standing(rig, hit), totals
 
 

@@ -54,6 +54,11 @@ def run_in(connection: Any, path: Path, environment: str, clock: LedgerClock, op
         return operation(tx, now)
     except sqlite3.Error as exc:
         raise translate(exc, path) from exc
+    except Exception as exc:
+        original = getattr(exc, "orig", None)  # SQLAlchemy's wrapping
+        if isinstance(original, sqlite3.Error):
+            raise translate(original, path) from exc
+        raise
 
 
 async def run_in_async(
@@ -61,10 +66,15 @@ async def run_in_async(
 ) -> T:
     """As :func:`run_in`, on a SQLAlchemy ``AsyncConnection`` or ``AsyncSession``."""
     run_sync = getattr(connection, "run_sync", None)
-    if run_sync is None or not type(connection).__module__.startswith("sqlalchemy."):
+    if run_sync is None or not _is_sqlalchemy(connection):
         raise _not_a_connection(connection)
     result: T = await run_sync(lambda sync: run_in(sync, path, environment, clock, operation))
     return result
+
+
+def _is_sqlalchemy(connection: Any) -> bool:
+    """Whether it is SQLAlchemy's, or a subclass of what is. SQLAlchemy itself is not imported for it."""
+    return any(kind.__module__.startswith("sqlalchemy.") for kind in type(connection).__mro__)
 
 
 def is_async(connection: Any) -> bool:
@@ -74,7 +84,8 @@ def is_async(connection: Any) -> bool:
 
 def _sync_tx(connection: Any) -> Tx:
     if isinstance(connection, sqlite3.Connection):
-        if connection.isolation_level is None and not connection.in_transaction:
+        autocommits = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
+        if autocommits and not connection.in_transaction:
             raise InvalidInput(
                 "the connection is in autocommit mode and has no open transaction",
                 param="connection",
@@ -87,11 +98,12 @@ def _sync_tx(connection: Any) -> Tx:
             param="connection",
             hint="await the method whose name ends in _async",
         )
-    module = type(connection).__module__
-    if module.startswith("sqlalchemy."):
+    if _is_sqlalchemy(connection):
         session_connection = getattr(connection, "connection", None)
         if callable(session_connection):  # a Session
             connection = session_connection()
+        if not hasattr(connection, "exec_driver_sql"):
+            raise _not_a_connection(connection)
         if connection.get_isolation_level() == "AUTOCOMMIT":
             raise InvalidInput(
                 "the connection is in autocommit mode", param="connection", hint="use a transactional one"

@@ -14,6 +14,7 @@ from redrive.domain.outcome import WORKER_LOST, Category, Flag, OutcomeKind
 from redrive.domain.policy import Policy
 from redrive.domain.ports import Reaped
 from redrive.errors import RedriveError
+from redrive.ledger.sqlite import registry
 from redrive.ledger.sqlite.statements import sql
 from redrive.ledger.sqlite.tx import Params, RawTx, Row, Tx
 
@@ -241,11 +242,20 @@ def _apply(tx: Tx, now: int, worker: int | None, c: Closing, row: _Row, decision
             0 if charged else row.own_faults + (c.outcome.category is Category.OWN_FAULT),
         ),
     )
+    if decision.hold is Hold.DESTINATION_DISABLED and waiting:
+        _release_if_enabled(tx, now, c.seq, row.destination)
     if decision.disposition is Disposition.DEAD:
         assert decision.cause is not None
         bury(tx, now, c.seq, row, decision.cause, decision.category, decision.ambiguous)
     elif decision.disposition is Disposition.CANCELLED:
         _transition(tx, now, c.seq, "cancelled", row.generation, c.fence, decision.category)
+
+
+def _release_if_enabled(tx: Tx, now: int, seq: int, destination: str) -> None:
+    """A worker may have looked before the destination was enabled; nobody would release the row after this."""
+    found = registry.find(tx, destination)
+    if found is not None and found.enabled:
+        registry.hold_waiting(tx, now, destination, seq - 1, 1, hold=False, actor="redrive", reason="enabled")
 
 
 def bury(tx: Tx, now: int, seq: int, row: _Row, cause: Cause, category: str, ambiguous: bool) -> None:

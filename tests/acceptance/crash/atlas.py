@@ -1,0 +1,181 @@
+"""Writes ``docs/crash-atlas.md`` from recorded runs: ``python -m tests.acceptance.crash.atlas``."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.acceptance.crash.rig import ROOT
+from tests.acceptance.crash.story import Story, tell_all
+
+from redrive.failpoint import NAMES
+
+PAGE: Final = ROOT / "docs" / "crash-atlas.md"
+
+WHERE: Final = {
+    "enqueue.before_commit": "in the producer, when everything is written and COMMIT has not been called",
+    "enqueue.after_commit": "in the producer, after COMMIT, before the caller has its answer",
+    "reserve.before_commit": "in the worker, when the attempt is charged and leased and COMMIT has not been called",
+    "reserve.after_commit": "after that COMMIT, before the worker's own loop knows of the lease",
+    "execute.before": "before the handler is called",
+    "connect.before": "when the request is built and signed, before a connection is looked for",
+    "send.before": "on an open connection, immediately before the request is written",
+    "send.after": "when the sender has returned the whole answer",
+    "receive.head": "when the answer's head has been parsed, before its body is read",
+    "execute.after": "when the handler has returned its outcome, before the outcome goes to the ledger",
+    "close.before_commit": "when the outcome is written and COMMIT has not been called",
+    "close.after_commit": "after that COMMIT, before the worker has freed itself of the attempt",
+    "close_in.before_commit": "in a handler's own transaction on the ledger's file: its effect and its outcome are "
+    "written, and COMMIT has not been called",
+    "extend.before_commit": "in the heartbeat, when a lease has been extended and COMMIT has not been called",
+    "reap.before_commit": "in the reaper, when another worker's expired lease has been ended and COMMIT has not been "
+    "called",
+    "reap.after_commit": "in the reaper, after that COMMIT",
+}
+"""Where each failpoint is."""
+
+_INTRO: Final = """# Crash atlas
+
+What becomes of a delivery when the process that works on it is killed: SIGKILL, no warning, no cleanup. Each section
+is one recorded run at one place in the code. A receiver in a process of its own wrote down every request before it
+answered it; the ledger was read right after the kill and again when a healthy worker had finished.
+
+**The question most people come with:** a worker has sent the POST, the receiver has acted on it and answered 200, and
+the worker dies before it could write that down. See [close.before_commit](#close-before-commit): the attempt was
+charged before anything was sent, so the ledger still knows that it began. When the lease runs out, the reaper records
+it as `unknown` (it may have taken effect) with the category `worker_lost`, and the delivery is sent again, with the
+same delivery ID, so that the receiver can tell that it has seen it. Nothing is lost, and what came twice is explained.
+
+How to read it: *leased* means that an attempt is charged and open; a lease of {lease:g} s that nobody extends is
+ended by the next worker's reaper. In each run {events} events and {jobs} Python jobs were handed over, the process was
+killed the first time it passed the failpoint, and one healthy worker then ran until nothing was left to do. The offline
+checker and `redrive verify` were clean after every one.
+
+Written by `python -m tests.acceptance.crash.atlas`; `make test` repeats the runs and compares.
+
+"""
+
+
+def render(stories: Mapping[str, Story]) -> str:
+    """The page."""
+    from tests.acceptance.crash.scenario import Scenario
+
+    scenario = Scenario(0, "")
+    events, jobs = sum(scenario.events.values()), sum(scenario.jobs.values())
+    parts = [_INTRO.format(lease=scenario.lease, events=events, jobs=jobs)]
+    parts.append("| killed at | the outside has seen | the ledger says right after | what happens next |\n")
+    parts.append("|---|---|---|---|\n")
+    parts += [f"{row(stories[name])}\n" for name in NAMES]
+    parts += [_section(stories[name]) for name in NAMES]
+    return "".join(parts)
+
+
+def row(story: Story) -> str:
+    """The failpoint's line of the table."""
+    cells = [f"[{story.failpoint}](#{_anchor(story.failpoint)})", seen(story), ledger(story), following(story)]
+    return f"| {' | '.join(cells)} |"
+
+
+def _anchor(name: str) -> str:
+    return name.replace(".", "-").replace("_", "-")
+
+
+def _requests(story: Story, items: tuple[tuple[str, str], ...]) -> str:
+    if story.webhook:
+        return "; ".join(f"request {attempt}, answered {answer}" for attempt, answer in items)
+    words = {"start": "handler called", "effect": "effect made"}
+    return "; ".join(f"{words[step]} in attempt {attempt}" for attempt, step in items)
+
+
+def seen(story: Story) -> str:
+    """What had reached the outside when the process died."""
+    return _requests(story, story.at_kill.seen) or "nothing"
+
+
+def ledger(story: Story) -> str:
+    """The delivery on the ledger as the kill left it."""
+    standing = story.at_kill
+    closed = ", ".join(f"attempt {n} `{outcome}`/`{category}`" for n, outcome, category in standing.attempts)
+    if standing.disposition == "absent":
+        return "nothing: no such delivery"
+    if standing.disposition == "leased":
+        return f"leased: attempt {standing.attempt} is charged and open (fence {standing.fence})"
+    if closed:
+        return f"{standing.disposition}: {closed}"
+    return f"{standing.disposition}: nothing charged"
+
+
+def following(story: Story) -> str:
+    """What came of it."""
+    known = len(story.at_kill.attempts)
+    parts = [
+        f"attempt {n} is recorded `{outcome}`/`{category}`" for n, outcome, category in story.at_end.attempts[known:]
+    ]
+    if story.at_kill.disposition == "absent":
+        parts.insert(0, "the producer, which has no answer, hands it over again, and it is accepted")
+    elif story.failpoint.startswith("enqueue."):
+        parts.insert(0, "the producer, which has no answer, hands it over again, and gets the first delivery back")
+    if not parts:
+        return "nothing more: it had ended"
+    return f"{'; '.join(parts)}; it ends as {story.at_end.disposition}"
+
+
+def _section(story: Story) -> str:
+    name = story.failpoint
+    subject = f"a webhook to the destination `{story.subject}`" if story.webhook else f"a job for `{story.subject}`"
+    totals = ", ".join(f"{count} {word}" for word, count in sorted(story.totals_at_kill.items())) or "none"
+    s = story.summary
+    lines = [
+        f'\n<a id="{_anchor(name)}"></a>\n\n## {name}\n',
+        f"The process died {WHERE[name]}. It was busy with {subject}.\n",
+        f"- **The outside had seen:** {seen(story)}.",
+        f"- **The ledger said right after:** {ledger(story)}. All deliveries: {totals}.",
+        f"- **What happened next:** {following(story)}.",
+    ]
+    if story.next_start_ms is not None:
+        lines.append(f"- **How long it took:** its next attempt started {story.next_start_ms} ms after the kill.")
+    both = _requests(story, story.at_end.seen)
+    lines.append(f"- **All that the outside saw of it:** {both or 'nothing'}.{_duplicate(story)}")
+    lines.append(
+        f"- **The whole run:** {s['deliveries']} deliveries, {s['attempts']} attempts, {s['requests']} requests, "
+        f"{s['delivered']} delivered, {s['dead']} dead letters, {s['unknown']} attempts unknown, "
+        f"{s['recovered']} of them recovered; lost {s['lost']}, duplicates explained {s['duplicates_explained']}, "
+        f"unexplained {s['unexplained']}, over budget {s['over_budget']}, early {s['early']}."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _duplicate(story: Story) -> str:
+    done = [answer for _, answer in story.at_end.seen if answer == "effect" or answer.startswith("2")]
+    if len(done) < 2:
+        return ""
+    return f" It succeeded {len(done)} times, under one delivery ID; the attempt recorded `unknown` explains it."
+
+
+def structure(text: str) -> list[str]:
+    """What two runs must agree on: the headings, and of the table what holds whatever the timing."""
+    lines = []
+    for line in text.splitlines():
+        if line.startswith("| "):
+            lines.append("|".join(line.split("|")[:4]))
+        elif line.startswith("#") or line.startswith("The process died"):
+            lines.append(line)
+    return lines
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        stories = tell_all(Path(folder))
+    told: dict[str, Story] = {}
+    for name, story in stories.items():
+        if isinstance(story, BaseException):
+            raise story
+        told[name] = story
+    PAGE.write_text(render(told), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}: {len(told)} failpoints")
+
+
+if __name__ == "__main__":
+    main()

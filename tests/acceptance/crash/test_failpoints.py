@@ -1,0 +1,133 @@
+"""SIGKILL at every failpoint: the contract holds, the three logs agree, and the crash atlas says what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.acceptance.crash.atlas import PAGE, WHERE, render, structure
+from tests.acceptance.crash.rig import KILLED, Rig, receiver
+from tests.acceptance.crash.scenario import Scenario
+from tests.acceptance.crash.story import Story, tell_all
+
+from redrive.failpoint import NAMES
+from redrive.testing.receiver import Receiver
+
+MOST_PASSES = 200
+SENT = (("0.1", "200"),)
+CALLED = (("0.1", "start"),)
+LOST = ((1, "unknown", "worker_lost"),)
+AT_KILL = {
+    "enqueue.before_commit": ("absent", 0, (), ()),
+    "enqueue.after_commit": ("waiting", 0, (), ()),
+    "reserve.before_commit": ("waiting", 0, (), ()),
+    "reserve.after_commit": ("leased", 1, (), ()),
+    "execute.before": ("leased", 1, (), ()),
+    "connect.before": ("leased", 1, (), ()),
+    "send.before": ("leased", 1, (), ()),
+    "send.after": ("leased", 1, (), SENT),
+    "receive.head": ("leased", 1, (), SENT),
+    "execute.after": ("leased", 1, (), SENT),
+    "close.before_commit": ("leased", 1, (), SENT),
+    "close.after_commit": ("delivered", 1, ((1, "delivered", "ok"),), SENT),
+    "close_in.before_commit": ("leased", 1, (), CALLED),
+    "extend.before_commit": ("leased", 1, (), CALLED),
+    "reap.before_commit": ("leased", 1, (), ()),
+    "reap.after_commit": ("waiting", 1, LOST, ()),
+}
+"""What a kill leaves: disposition, attempts charged, attempts closed, and what the outside has seen."""
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story | BaseException]:
+    return tell_all(tmp_path_factory.mktemp("failpoints"))
+
+
+def _story(stories: dict[str, Story | BaseException], name: str) -> Story:
+    story = stories[name]
+    if isinstance(story, BaseException):
+        raise story
+    return story
+
+
+def test_every_failpoint_has_its_place_and_its_expectation() -> None:
+    assert tuple(WHERE) == tuple(AT_KILL) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_once_everything_is_delivered_and_every_log_agrees(
+    stories: dict[str, Story | BaseException], name: str
+) -> None:
+    story = _story(stories, name)  # raises what the run raised: the kill, the checker and verify are asserted there
+    standing = story.at_kill
+    assert (standing.disposition, standing.attempt, standing.attempts, standing.seen) == AT_KILL[name]
+    assert story.at_end.disposition == "delivered"
+    charged = [attempt for attempt in story.at_end.attempts if attempt[2] == "worker_lost"]
+    lost = standing.disposition == "leased" or name == "reap.after_commit"
+    assert bool(charged) == lost
+    if standing.seen == SENT and standing.disposition == "leased":
+        assert story.summary["duplicates_explained"] >= 1
+    # The one that is refused for good, and the job that is.
+    assert story.summary["dead"] == 2
+
+
+def test_the_crash_atlas_tells_what_these_runs_showed(stories: dict[str, Story | BaseException]) -> None:
+    told = {name: _story(stories, name) for name in NAMES}
+    written = PAGE.read_text(encoding="utf-8")
+    assert structure(written) == structure(render(told)), "write it again: python -m tests.acceptance.crash.atlas"
+
+
+@pytest.mark.parametrize("action", ["exit", "stop"])
+def test_other_ways_to_die(tmp_path: Path, action: str) -> None:
+    with receiver(tmp_path / "receiver", ["/other"]) as process:
+        with Rig(tmp_path / "rig", process, Scenario(process.port, "/other")) as rig:
+            rig.produce()
+            worker = rig.start("work", f"send.after:2:{action}")
+            if action == "exit":
+                assert worker.wait() == 97
+            else:
+                worker.until_stopped()
+                worker.end()
+            rig.finish()
+            rig.assert_sound()
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
+    prefixes = [f"/{name}/{n}" for name in NAMES for n in range(1, MOST_PASSES + 1)]
+    with receiver(tmp_path_factory.mktemp("crowd"), prefixes) as process:
+        yield process
+
+
+def _kill_at(name: str, n: int, folder: Path, process: Receiver) -> bool:
+    """Whether the process passed the failpoint ``n`` times, and so was killed. The contract holds either way."""
+    with Rig(folder / str(n), process, Scenario(process.port, f"/{name}/{n}")) as rig:
+        if name.startswith("enqueue."):
+            status = rig.run("produce", f"{name}:{n}")
+            rig.produce()
+        else:
+            rig.produce()
+            if name.startswith("reap."):
+                assert rig.run("work", "execute.before:6") == KILLED, rig.complaints()
+            status = rig.run("work", f"{name}:{n}")
+        assert status in (0, KILLED), rig.complaints()
+        rig.finish()
+        rig.assert_sound()
+        return status == KILLED
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_at_each_passage_until_nothing_fires(tmp_path: Path, crowd: Receiver, name: str) -> None:
+    killed = 0
+    with ThreadPoolExecutor(4) as pool:
+        for first in range(1, MOST_PASSES, 4):
+            fired = list(pool.map(lambda n: _kill_at(name, n, tmp_path, crowd), range(first, first + 4)))
+            killed += sum(fired)
+            if not all(fired):
+                break
+        else:
+            pytest.fail(f"{name} was passed {MOST_PASSES} times and more")
+    assert killed >= 1

@@ -1,0 +1,104 @@
+"""A worker that is stopped for longer than its lease, while another one finishes its work, and then goes on."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from tests.acceptance.crash.conftest import MakeRig
+from tests.acceptance.crash.rig import Process, Rig, until
+
+
+def _overtake(rig: Rig, stopped: Process) -> None:
+    """Another worker does everything; then the stopped one is let go, and ends by itself."""
+    stopped.until_stopped()
+    rig.finish()
+    assert {row["disposition"] for row in rig.deliveries()} == {"delivered"}
+    stopped.signal(signal.SIGCONT)
+    assert stopped.wait() == 0, rig.complaints()
+
+
+def _evidence(rig: Rig) -> list[tuple[str, int]]:
+    return [(row["kind"], row["fence"]) for row in rig.rows("SELECT kind, fence FROM transition ORDER BY transition")]
+
+
+@pytest.mark.parametrize("failpoint", ["execute.before", "connect.before", "send.before"])
+def test_stopped_before_the_write_it_sends_nothing_with_the_old_fence(make_rig: MakeRig, failpoint: str) -> None:
+    rig = make_rig(events={"ok": 1}, jobs={})
+    rig.produce()
+    _overtake(rig, rig.start("work", f"{failpoint}:1:stop"))
+    assert [seen["attempt"] for seen in rig.requests()] == ["0.2"]
+    assert _evidence(rig) == []
+    report = rig.assert_sound()
+    assert report.counts["duplicates_explained"] == 0
+
+
+@pytest.mark.parametrize("failpoint", ["receive.head", "send.after", "execute.after"])
+def test_stopped_after_the_write_its_late_success_is_kept_as_evidence(make_rig: MakeRig, failpoint: str) -> None:
+    rig = make_rig(events={"ok": 1}, jobs={})
+    rig.produce()
+    _overtake(rig, rig.start("work", f"{failpoint}:1:stop"))
+    assert [seen["attempt"] for seen in rig.requests()] == ["0.1", "0.2"]
+    assert _evidence(rig) == [("evidence_delivered", 1)]
+    (row,) = rig.deliveries()
+    assert [(a["number"], a["outcome"]) for a in rig.attempts(row["seq"])] == [(1, "unknown"), (2, "delivered")]
+    report = rig.assert_sound()
+    assert report.counts["duplicates_explained"] == 1
+
+
+def test_a_job_that_was_not_called_yet_is_not_called_with_the_old_fence(make_rig: MakeRig) -> None:
+    rig = make_rig(events={}, jobs={"sync": 1})
+    rig.produce()
+    _overtake(rig, rig.start("work", "execute.before:1:stop"))
+    assert [attempt for _, attempt in rig.starts()] == ["0.2"]
+    rig.assert_sound()
+
+
+def test_a_job_that_waits_for_a_thread_is_not_called_with_the_old_fence(make_rig: MakeRig) -> None:
+    rig = make_rig(events={}, jobs={"blocking": 2}, threads=1)
+    rig.produce()
+    worker = rig.start("work")
+    until(lambda: bool(rig.starts()) and all(row["fence"] == 1 for row in rig.deliveries()), "both are leased")
+    worker.signal(signal.SIGSTOP)
+    (rig.folder / "release").touch()
+    first = rig.starts()[0][0]
+    _overtake(rig, worker)
+    calls = rig.starts()
+    assert [attempt for delivery, attempt in calls if delivery == first] == ["0.1", "0.2"]
+    assert [attempt for delivery, attempt in calls if delivery != first] == ["0.2"]
+    rig.assert_sound()
+
+
+def test_a_job_stopped_in_its_handler_reports_late(make_rig: MakeRig) -> None:
+    rig = make_rig(events={}, jobs={"stopping": 1})
+    rig.produce()
+    _overtake(rig, rig.start("work"))
+    assert [attempt for _, attempt in rig.starts()] == ["0.1", "0.2"]
+    assert _evidence(rig) == [("evidence_delivered", 1)]
+    rig.assert_sound()
+
+
+def test_a_success_that_is_late_but_not_yet_retried_buys_no_second_effect(make_rig: MakeRig) -> None:
+    """Stopped past its lease with nobody to reap it: it closes its own attempt, and nothing is sent again."""
+    rig = make_rig(events={"ok": 1}, jobs={})
+    rig.produce()
+    worker = rig.start("work", "send.after:1:stop")
+    worker.until_stopped()
+    (row,) = rig.deliveries()
+    now = "SELECT leased_until <= CAST(strftime('%s') AS INTEGER) * 1000000 AS past FROM delivery_state"
+    until(lambda: bool(rig.rows(now)[0]["past"]), "the lease runs out", 10)
+    assert row["disposition"] == "leased"
+    worker.signal(signal.SIGCONT)
+    assert worker.wait() == 0, rig.complaints()
+    rig.finish()
+    (row,) = rig.deliveries()
+    assert row["disposition"] == "delivered"
+    # Its own reaper and its own outcome race: either the close is late and valid, or the reaper was first.
+    seen = [seen["attempt"] for seen in rig.requests()]
+    outcomes = [a["outcome"] for a in rig.attempts(row["seq"])]
+    assert (seen, outcomes) in (
+        (["0.1"], ["delivered"]),
+        (["0.1"], ["unknown"]),
+        (["0.1", "0.2"], ["unknown", "delivered"]),
+    )
+    rig.assert_sound()
