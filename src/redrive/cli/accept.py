@@ -97,7 +97,7 @@ def enqueue(
 def _handler_hint(session: Session, handlers: list[str]) -> str:
     if session.settings.app is None:
         return "name the application that has it with --app MODULE:ATTR, or give --allow-unknown"
-    known = ", ".join(handlers) or "none"
+    known = ", ".join(sorted(handlers)) or "none"
     return f"{session.settings.app} has: {known}. If another application executes it, give --allow-unknown"
 
 

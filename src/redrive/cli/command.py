@@ -16,7 +16,7 @@ import typer
 
 from redrive.cli.output import Mode, Output
 from redrive.cli.session import Session
-from redrive.errors import RedriveError
+from redrive.errors import InvalidInput, RedriveError
 
 INTERRUPTED: Final = 130
 _GLOBAL: Final = "Everywhere"
@@ -101,6 +101,14 @@ def command(
         return run
 
     return attach
+
+
+def check_reason(reason: str) -> None:
+    """Raises :class:`InvalidInput` for a reason that says nothing."""
+    if not reason.strip():
+        raise InvalidInput(
+            "a reason is required", param="reason", hint="it is kept on the ledger, for whoever asks why"
+        )
 
 
 def _help(function: Callable[..., Any]) -> str:

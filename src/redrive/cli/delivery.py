@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from redrive.cli.command import Reason, Yes, command
+from redrive.cli.command import Reason, Yes, check_reason, command
 from redrive.cli.explain import Known, entry_line, explain
 from redrive.cli.output import ago, safe, utc, when
 from redrive.cli.session import Session
@@ -310,6 +310,7 @@ def timeline(session: Session, delivery: Id) -> int | None:
 def cancel(session: Session, delivery: Id, reason: Reason, yes: Yes = False) -> int | None:
     """Cancel a delivery. One that is being attempted is cancelled when that ends, unless it delivers."""
     operations = session.operations
+    check_reason(reason)
     view = operations.show(delivery)
     session.out.confirm(f"cancel {view.id} ({_what(view)}, {view.disposition})? It cannot be undone.", yes=yes)
     done = operations.cancel(delivery, reason=reason, actor=session.actor)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from redrive.cli import probe
-from redrive.cli.command import Reason, Yes, command
+from redrive.cli.command import Reason, Yes, check_reason, command
 from redrive.cli.options import ADD, OPTIONS, described
 from redrive.cli.output import Cell, plural, when
 from redrive.cli.session import Session
@@ -20,6 +20,7 @@ from redrive.domain.values import duration_us
 from redrive.errors import ForbiddenAddress, InvalidInput
 from redrive.ledger.records import span
 from redrive.webhooks.destinations import Destination
+from redrive.webhooks.guard import AddressPolicy
 from redrive.webhooks.settings import DestinationSettings
 from redrive.webhooks.signing import generate_secret
 from redrive.webhooks.url import parse_url
@@ -178,6 +179,7 @@ def disable(session: Session, name: Name, reason: Reason, yes: Yes = False) -> i
     """Disable a destination: what waits for it is held, keeps its age deadline and costs no attempt."""
     registry = session.app().destinations
     found = registry.get(name, tenant=session.tenant)
+    check_reason(reason)
     session.out.confirm(f"disable {found.name} and hold everything that waits for it?", yes=yes)
     with session.out.progress("holding") as progress:
         count = registry.disable(
@@ -244,9 +246,10 @@ def _explained(session: Session, settings: DestinationSettings) -> None:
         if target.port not in policy.allowed_ports:
             ports = sorted({*policy.allowed_ports, target.port})
             wanted.append(f"allowed_ports = {ports}")
-        if target.host in ("localhost", "::1") or target.host.startswith("127."):
-            networks = [str(network) for network in policy.allowed_private]
-            wanted.append(f"allowed_private = {[*networks, '127.0.0.0/8', '::1/128']}".replace("'", '"'))
+        networks = _missing_networks(policy, target.host)
+        if networks:
+            listed = [*map(str, policy.allowed_private), *networks]
+            wanted.append(f"allowed_private = {listed}".replace("'", '"'))
         flag = " and --allow-http on this destination" if target.scheme == "http" and not settings.allow_http else ""
         hint = exc.hint
         if wanted:
@@ -255,6 +258,18 @@ def _explained(session: Session, settings: DestinationSettings) -> None:
         elif flag:
             hint = "if it is meant, give --allow-http for this destination"
         raise ForbiddenAddress(exc.message, param=exc.param, hint=hint) from None
+
+
+def _missing_networks(policy: AddressPolicy, host: str) -> list[str]:
+    """What an operator would have to allow for a host of the own machine or network. Never more than that."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return ["127.0.0.0/8", "::1/128"] if policy.judge("127.0.0.1") and policy.judge("::1") else []
+    reason = policy.judge(host)
+    if reason == "loopback":
+        return ["::1/128" if ":" in host else "127.0.0.0/8"]
+    if reason == "private":
+        return [f"{host}/128" if ":" in host else f"{host}/32"]
+    return []
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from redrive.cli.output import ago, plural, safe, utc
 from redrive.domain.outcome import OutcomeKind
 from redrive.ledger.records import AttemptView, DeliveryView, StatusView, TimelineEntry, span
 
-
 _STYLES: Final = {
     "dead_letter": "bold red",
     "held": "yellow",
@@ -107,7 +106,8 @@ def _waiting(known: Known) -> tuple[str, str]:
     if view.available_at > known.now:
         then = f"attempt {following} of {view.max_attempts} is due {_at(view.available_at, known.now)}"
     else:
-        then = f"attempt {following} of {view.max_attempts} is due since {utc(view.available_at)} ({ago(view.available_at, known.now)})"
+        since = f"{utc(view.available_at)} ({ago(view.available_at, known.now)})"
+        then = f"attempt {following} of {view.max_attempts} is due since {since}"
         if known.served is False:
             then += f", and no running worker executes handler {view.handler!r}: start one with redrive up"
     if view.cancel_requested:
@@ -167,7 +167,8 @@ def explain_status(view: StatusView) -> str:
     """``cause | what to do``: the worst thing first."""
     due, dead = view.due, view.dead_letters_open
     oldest = f", the oldest for {span(_whole(view.oldest_due_us))}" if view.oldest_due_us else ""
-    open_letters = f"; {dead} open dead {'letter' if dead.count == 1 else 'letters'}" if dead.count else ""
+    letters = f"{dead} open dead {'letter' if dead.count == 1 and not dead.more else 'letters'}"
+    open_letters = f"; {letters}" if dead.count else ""
     if view.expired_leases and not view.workers:
         lost = plural(view.expired_leases, "attempt")
         return f"stopped: {lost} lost their worker, and none is running{open_letters} | start one: redrive up"
@@ -187,7 +188,7 @@ def explain_status(view: StatusView) -> str:
         rest = "nothing to do" if view.workers else "no worker is running; start one: redrive up"
         return f"on time: {waits}{open_letters} | {rest}"
     if dead.count:
-        return f"idle: nothing waits; {dead} open dead letters | see why: redrive dead count"
+        return f"idle: nothing waits; {letters} | see why: redrive dead count"
     if not view.accepted:
         return "empty: nothing was ever accepted | redrive publish or redrive enqueue adds work"
     return "idle: everything has ended | nothing to do"

@@ -102,6 +102,11 @@ class Case:
         """``dlv_...``."""
         return to_text("dlv", self.facts["delivery_id"])
 
+    @property
+    def newest(self) -> int:
+        """The highest fence that anything on the ledger speaks of."""
+        return max([self.facts["fence"] or 0, *(attempt["fence"] for attempt in self.attempts)])
+
     def of(self, generation: int) -> list[sqlite3.Row]:
         """The attempts of a generation, by number."""
         return [attempt for attempt in self.attempts if attempt["generation"] == generation]
@@ -171,7 +176,7 @@ def attach_requests(ledger: Ledger, requests: Iterable[Mapping[str, Any]]) -> li
             continue
         if name not in known:
             raw = from_text("dlv", name)
-            known[name] = {to_text("att", attempt_id(raw, f)): f for f in range(1, (case.facts["fence"] or 0) + 1)}
+            known[name] = {to_text("att", attempt_id(raw, f)): f for f in range(1, case.newest + 1)}
         answer = seen["answer"]
         success = isinstance(answer, int) and 200 <= answer < 300
         case.sightings.append(
@@ -198,6 +203,6 @@ def attach_effects(ledger: Ledger, effects: Iterable[Mapping[str, Any]]) -> list
             strangers.append(step["delivery"])
             continue
         done = step["step"] == "effect"
-        fence = step["fence"] if step["fence"] <= (case.facts["fence"] or 0) else 0
+        fence = step["fence"] if step["fence"] <= case.newest else 0
         case.sightings.append(Sighting(step["at_us"], step["attempt"], fence, not done, done, done))
     return strangers

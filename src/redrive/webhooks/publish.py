@@ -56,8 +56,12 @@ def prepare(event: Event, unique: bytes, max_payload_bytes: int) -> NewEvent:
     key: Key = unique if event.event_id is UNIQUE else event.event_id
     if key is None:
         raise InvalidInput("an event ID is missing", param="event_id", hint="give the event's own ID, or say UNIQUE")
+    try:
+        event_id = identity.event_id(event.tenant, key)
+    except InvalidInput as exc:
+        raise InvalidInput(f"event_id: {exc.message}", param="event_id", hint=exc.hint) from None
     return NewEvent(
-        identity.event_id(event.tenant, key),
+        event_id,
         identity.key_text(key),
         event.event_type,
         event.tenant,

@@ -78,9 +78,9 @@ class Process:
 
     @property
     def stopped(self) -> bool:
-        """Whether SIGSTOP holds it."""
-        stat = Path(f"/proc/{self.pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] == "T"
+        """Whether SIGSTOP holds every thread of it."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
 
     def until_stopped(self) -> None:
         """Wait until SIGSTOP holds it."""
@@ -189,6 +189,18 @@ class Rig:
     def attempts(self, seq: int) -> list[dict[str, Any]]:
         """The closed attempts of a delivery."""
         return self.rows("SELECT * FROM attempt WHERE seq = ? ORDER BY fence", seq)
+
+    def unlocked(self) -> bool:
+        """Whether nobody is in a write transaction: a process that is stopped in one keeps everybody waiting."""
+        conn = sqlite3.connect(self.ledger, timeout=0.2, isolation_level=None)
+        try:
+            conn.execute("BEGIN IMMEDIATE")
+            conn.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            return False
+        finally:
+            conn.close()
+        return True
 
     def check(self, *, drained: bool = True) -> Report:
         """The offline checker over the three logs."""

@@ -37,14 +37,15 @@ SECRET: Final = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 """The example of the Standard Webhooks specification; it reaches the processes in their environment."""
 SECRET_VARIABLE: Final = "REDRIVE_CRASH_SECRET"
 MILLISECOND: Final = 1000
-DESTINATIONS: Final = ("ok", "flaky", "bad", "hang")
 ANSWERS: Final[dict[str, Any]] = {
     "ok": {"answers": [{"status": 200}]},
     "flaky": {"answers": [{"status": 503}, {"status": 200}]},
     "bad": {"answers": [{"status": 400}]},
     "hang": {"answers": [{"hang_s": 3, "effect": True}, {"status": 200}]},
+    "down": {"answers": [{"status": 503}]},
+    "limited": {"answers": [{"status": 429, "headers": {"Retry-After": "1"}}, {"status": 200}]},
 }
-"""What the receiver answers, by the last part of the path."""
+"""Destinations, and what the receiver answers each: the last part of the path."""
 CLOSES_IN: Final = "ledgered"
 """The handler whose effect is a row in the ledger's own file."""
 
@@ -197,7 +198,7 @@ def prepare(folder: Path, scenario: Scenario) -> None:
     scenario.save(folder)
     with application(folder, scenario) as app:
         app.init()
-        for name in DESTINATIONS:
+        for name in ANSWERS:
             url = f"http://127.0.0.1:{scenario.port}{scenario.prefix}/{name}"
             settings = DestinationSettings(
                 url,

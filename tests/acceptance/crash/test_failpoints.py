@@ -81,17 +81,19 @@ def test_the_crash_atlas_tells_what_these_runs_showed(stories: dict[str, Story |
 
 @pytest.mark.parametrize("action", ["exit", "stop"])
 def test_other_ways_to_die(tmp_path: Path, action: str) -> None:
-    with receiver(tmp_path / "receiver", ["/other"]) as process:
-        with Rig(tmp_path / "rig", process, Scenario(process.port, "/other")) as rig:
-            rig.produce()
-            worker = rig.start("work", f"send.after:2:{action}")
-            if action == "exit":
-                assert worker.wait() == 97
-            else:
-                worker.until_stopped()
-                worker.end()
-            rig.finish()
-            rig.assert_sound()
+    with (
+        receiver(tmp_path / "receiver", ["/other"]) as process,
+        Rig(tmp_path / "rig", process, Scenario(process.port, "/other")) as rig,
+    ):
+        rig.produce()
+        worker = rig.start("work", f"send.after:2:{action}")
+        if action == "exit":
+            assert worker.wait() == 97
+        else:
+            worker.until_stopped()
+            worker.end()
+        rig.finish()
+        rig.assert_sound()
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 from tests.acceptance.crash.conftest import MakeRig
 from tests.acceptance.crash.rig import Process, Rig, until
 
 
+def _stopped(make_rig: MakeRig, failpoint: str | None = None, **fields: Any) -> tuple[Rig, Process]:
+    """A worker that has stopped (at a failpoint, or in its handler) with one lease, and without the write lock."""
+    for _ in range(5):
+        rig = make_rig(slots=1, **fields)
+        rig.produce()
+        worker = rig.start("work", None if failpoint is None else f"{failpoint}:1:stop")
+        worker.until_stopped()
+        if rig.unlocked():
+            return rig, worker
+        worker.end()
+    raise AssertionError("it stopped in a transaction every time")
+
+
 def _overtake(rig: Rig, stopped: Process) -> None:
     """Another worker does everything; then the stopped one is let go, and ends by itself."""
-    stopped.until_stopped()
     rig.finish()
     assert {row["disposition"] for row in rig.deliveries()} == {"delivered"}
     stopped.signal(signal.SIGCONT)
@@ -24,9 +37,8 @@ def _evidence(rig: Rig) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("failpoint", ["execute.before", "connect.before", "send.before"])
 def test_stopped_before_the_write_it_sends_nothing_with_the_old_fence(make_rig: MakeRig, failpoint: str) -> None:
-    rig = make_rig(events={"ok": 1}, jobs={})
-    rig.produce()
-    _overtake(rig, rig.start("work", f"{failpoint}:1:stop"))
+    rig, worker = _stopped(make_rig, failpoint, events={"ok": 1}, jobs={})
+    _overtake(rig, worker)
     assert [seen["attempt"] for seen in rig.requests()] == ["0.2"]
     assert _evidence(rig) == []
     report = rig.assert_sound()
@@ -35,9 +47,8 @@ def test_stopped_before_the_write_it_sends_nothing_with_the_old_fence(make_rig: 
 
 @pytest.mark.parametrize("failpoint", ["receive.head", "send.after", "execute.after"])
 def test_stopped_after_the_write_its_late_success_is_kept_as_evidence(make_rig: MakeRig, failpoint: str) -> None:
-    rig = make_rig(events={"ok": 1}, jobs={})
-    rig.produce()
-    _overtake(rig, rig.start("work", f"{failpoint}:1:stop"))
+    rig, worker = _stopped(make_rig, failpoint, events={"ok": 1}, jobs={})
+    _overtake(rig, worker)
     assert [seen["attempt"] for seen in rig.requests()] == ["0.1", "0.2"]
     assert _evidence(rig) == [("evidence_delivered", 1)]
     (row,) = rig.deliveries()
@@ -47,9 +58,8 @@ def test_stopped_after_the_write_its_late_success_is_kept_as_evidence(make_rig: 
 
 
 def test_a_job_that_was_not_called_yet_is_not_called_with_the_old_fence(make_rig: MakeRig) -> None:
-    rig = make_rig(events={}, jobs={"sync": 1})
-    rig.produce()
-    _overtake(rig, rig.start("work", "execute.before:1:stop"))
+    rig, worker = _stopped(make_rig, "execute.before", events={}, jobs={"sync": 1})
+    _overtake(rig, worker)
     assert [attempt for _, attempt in rig.starts()] == ["0.2"]
     rig.assert_sound()
 
@@ -60,6 +70,12 @@ def test_a_job_that_waits_for_a_thread_is_not_called_with_the_old_fence(make_rig
     worker = rig.start("work")
     until(lambda: bool(rig.starts()) and all(row["fence"] == 1 for row in rig.deliveries()), "both are leased")
     worker.signal(signal.SIGSTOP)
+    worker.until_stopped()
+    while not rig.unlocked():
+        worker.signal(signal.SIGCONT)
+        until(lambda: not worker.stopped, "it goes on")
+        worker.signal(signal.SIGSTOP)
+        worker.until_stopped()
     (rig.folder / "release").touch()
     first = rig.starts()[0][0]
     _overtake(rig, worker)
@@ -70,9 +86,8 @@ def test_a_job_that_waits_for_a_thread_is_not_called_with_the_old_fence(make_rig
 
 
 def test_a_job_stopped_in_its_handler_reports_late(make_rig: MakeRig) -> None:
-    rig = make_rig(events={}, jobs={"stopping": 1})
-    rig.produce()
-    _overtake(rig, rig.start("work"))
+    rig, worker = _stopped(make_rig, events={}, jobs={"stopping": 1})
+    _overtake(rig, worker)
     assert [attempt for _, attempt in rig.starts()] == ["0.1", "0.2"]
     assert _evidence(rig) == [("evidence_delivered", 1)]
     rig.assert_sound()
@@ -80,10 +95,7 @@ def test_a_job_stopped_in_its_handler_reports_late(make_rig: MakeRig) -> None:
 
 def test_a_success_that_is_late_but_not_yet_retried_buys_no_second_effect(make_rig: MakeRig) -> None:
     """Stopped past its lease with nobody to reap it: it closes its own attempt, and nothing is sent again."""
-    rig = make_rig(events={"ok": 1}, jobs={})
-    rig.produce()
-    worker = rig.start("work", "send.after:1:stop")
-    worker.until_stopped()
+    rig, worker = _stopped(make_rig, "send.after", events={"ok": 1}, jobs={})
     (row,) = rig.deliveries()
     now = "SELECT leased_until <= CAST(strftime('%s') AS INTEGER) * 1000000 AS past FROM delivery_state"
     until(lambda: bool(rig.rows(now)[0]["past"]), "the lease runs out", 10)

@@ -86,8 +86,8 @@ def test_two_hundred_storms(tmp_path: Path) -> None:
         done += 1
         return _seeded(seed, tmp_path, process)
 
-    with receiver(tmp_path / "receiver", [f"/{seed}" for seed in range(SEEDS)]) as process:
-        with ThreadPoolExecutor(3) as pool:
-            wrong = [text for text in pool.map(one, range(SEEDS)) if text is not None]
+    prefixes = [f"/{seed}" for seed in range(SEEDS)]
+    with receiver(tmp_path / "receiver", prefixes) as process, ThreadPoolExecutor(3) as pool:
+        wrong = [text for text in pool.map(one, range(SEEDS)) if text is not None]
     assert not wrong, "\n".join(wrong)
     assert done >= FEWEST, f"only {done} storms in {SEEDS_S} s"

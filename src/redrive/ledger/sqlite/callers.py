@@ -20,13 +20,13 @@ T = TypeVar("T")
 class CursorTx:
     """A caller's standard library connection, whatever row factory it has."""
 
-    __slots__ = ("_conn",)
+    __slots__ = ("conn",)
 
     def __init__(self, conn: sqlite3.Connection) -> None:
-        self._conn = conn
+        self.conn = conn
 
     def _execute(self, statement: str, params: Params) -> sqlite3.Cursor:
-        cursor = self._conn.cursor()
+        cursor = self.conn.cursor()
         cursor.row_factory = None
         return cursor.execute(statement, params)
 
@@ -37,7 +37,7 @@ class CursorTx:
         return self._execute(statement, params).rowcount
 
     def many(self, statement: str, params: Sequence[Params]) -> int:
-        return self._conn.executemany(statement, params).rowcount
+        return self.conn.executemany(statement, params).rowcount
 
 
 def run_in(connection: Any, path: Path, environment: str, clock: LedgerClock, operation: Callable[[Tx, int], T]) -> T:
@@ -45,9 +45,10 @@ def run_in(connection: Any, path: Path, environment: str, clock: LedgerClock, op
 
     Raises :class:`InvalidInput` for a connection to another file, one without a transaction, or an async one.
     """
-    tx = _sync_tx(connection)
+    tx = _sync_tx(connection, path)
     try:
         _check_file(tx, path)
+        _check_open(tx)
         # A write first: it takes the lock, so that nothing can come between what we read and what we write.
         now = tick(tx, clock.estimate())
         _check_environment(tx, environment)
@@ -82,15 +83,8 @@ def is_async(connection: Any) -> bool:
     return hasattr(connection, "run_sync")
 
 
-def _sync_tx(connection: Any) -> Tx:
+def _sync_tx(connection: Any, path: Path) -> CursorTx | SqlAlchemyTx:
     if isinstance(connection, sqlite3.Connection):
-        autocommits = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
-        if autocommits and not connection.in_transaction:
-            raise InvalidInput(
-                "the connection is in autocommit mode and has no open transaction",
-                param="connection",
-                hint="execute BEGIN IMMEDIATE first",
-            )
         return CursorTx(connection)
     if is_async(connection):
         raise InvalidInput(
@@ -104,10 +98,8 @@ def _sync_tx(connection: Any) -> Tx:
             connection = session_connection()
         if not hasattr(connection, "exec_driver_sql"):
             raise _not_a_connection(connection)
-        if connection.get_isolation_level() == "AUTOCOMMIT":
-            raise InvalidInput(
-                "the connection is in autocommit mode", param="connection", hint="use a transactional one"
-            )
+        if connection.dialect.name != "sqlite":
+            raise _another_database(path)
         return SqlAlchemyTx(connection)
     raise _not_a_connection(connection)
 
@@ -124,11 +116,27 @@ def _check_file(tx: Tx, path: Path) -> None:
     """The ledger's own file, or nothing. Reads no page of it."""
     files = [row[2] for row in tx.rows("PRAGMA database_list") if row[1] == "main"]
     if not files or not files[0] or not Path(files[0]).samefile(path):
+        raise _another_database(path)
+
+
+def _check_open(tx: CursorTx | SqlAlchemyTx) -> None:
+    """The driver is asked, after a first statement: SQLAlchemy does not know SQLite's autocommit, and begins late."""
+    driver: Any = tx.conn if isinstance(tx, CursorTx) else tx.connection.connection.driver_connection
+    autocommits = driver.isolation_level is None or getattr(driver, "autocommit", None) is True
+    if autocommits and not driver.in_transaction:
         raise InvalidInput(
-            "the connection is to another database than the ledger",
+            "the connection is in autocommit mode and has no open transaction",
             param="connection",
-            hint=f"connect to {path.name}, or enqueue without a connection",
+            hint="execute BEGIN IMMEDIATE first, or use a transactional connection",
         )
+
+
+def _another_database(path: Path) -> InvalidInput:
+    return InvalidInput(
+        "the connection is to another database than the ledger",
+        param="connection",
+        hint=f"connect to {path.name}, or enqueue without a connection",
+    )
 
 
 def _check_environment(tx: Tx, environment: str) -> None:
