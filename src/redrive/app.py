@@ -307,7 +307,9 @@ class Redrive:
                 prepare(spec, self._handlers.get(spec.handler), allow_unknown, self.max_payload_bytes) for spec in specs
             ]
         )
-        counts, self._rejected = self._rejected, {}
+        counts: dict[str, int] = {}
+        if path == "library":  # a caller's own transaction may be rolled back, and the counts with it
+            counts, self._rejected = self._rejected, {}
 
         def operation(tx: Tx, now: int) -> list[Enqueued]:
             if counts:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from redrive import Policy, Redrive
+from redrive.app import JobSpec
+from redrive.domain.delivery import Closed, Closing, Lease
 from redrive.ledger.records import AttemptView, DeadLetterView, DeliveryView
+from redrive.ledger.sqlite.ledger import SqliteLedger
 from redrive.webhooks.guard import AddressPolicy
 from redrive.webhooks.settings import DestinationSettings, SigningSecret
 from redrive.worker.settings import WorkerSettings
@@ -132,6 +137,63 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         self.now += round(seconds * 1e6)
+
+
+def filled(app: Redrive, count: int, handler: str = "job") -> list[str]:
+    return [job.delivery_id for job in app.enqueue_many([JobSpec(handler, n, ("n", n)) for n in range(count)])]
+
+
+def environ() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+# --- a ledger that refuses ---------------------------------------------------------------------------------
+
+
+class Faulty:
+    """A ledger that refuses some calls; everything else goes to the real one."""
+
+    def __init__(self, ledger: SqliteLedger) -> None:
+        self._ledger = ledger
+        self.refuse: dict[str, Exception] = {}
+        self.refused: dict[str, int] = {}
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    def _check(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.refuse:
+            self.refused[name] = self.refused.get(name, 0) + 1
+            raise self.refuse[name]
+
+    async def reserve(self, *arguments: Any) -> list[Lease]:
+        self._check("reserve")
+        return await self._ledger.reserve(*arguments)
+
+    async def close_attempts(self, worker: int, closings: list[Closing]) -> list[Closed]:
+        self._check("close_attempts")
+        return await self._ledger.close_attempts(worker, closings)
+
+    async def next_due(self, routes: Any) -> int | None:
+        self._check("next_due")
+        return await self._ledger.next_due(routes)
+
+    async def overdue(self) -> bool:
+        self._check("overdue")
+        return await self._ledger.overdue()
+
+    def extend_sync(self, *arguments: Any) -> set[int]:
+        self._check("extend_sync")
+        return self._ledger.extend_sync(*arguments)
+
+
+def faulty(app: Redrive) -> Faulty:
+    """Put a faulty ledger between the application's worker and its file."""
+    wrapper = Faulty(app.ledger)
+    app._ledger = wrapper  # type: ignore[assignment]
+    return wrapper
 
 
 # --- a receiver ------------------------------------------------------------------------------------------

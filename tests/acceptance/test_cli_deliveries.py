@@ -386,4 +386,27 @@ def test_verify_is_clean_and_then_is_not(folder: Path) -> None:
 
 
 def test_a_clock_that_is_not_ahead_needs_no_repair(folder: Path) -> None:
-    assert "the ledger agrees with itself" in ok("verify", "--repair-clock").out
+    ran = ok("verify", "--repair-clock")
+    assert "ledger time was not ahead" in ran.err
+    assert "the ledger agrees with itself" in ran.out
+
+
+def test_a_clock_that_ran_ahead_is_repaired_on_request(folder: Path) -> None:
+    import time
+
+    from redrive import Redrive
+
+    ahead = Redrive(clock=lambda: time.time_ns() // 1000 + 7_200_000_000)
+    ahead.destinations.add("later", _settings("https://example.com/"))
+    ahead.close()
+    assert ok("status", "-o", "json").json["skew_us"] > 7_000_000_000
+    assert "ahead of this host's clock" in ok("status").err
+    ran = ok("verify", "--repair-clock", "--actor", "ann@desk")
+    assert "ledger time was 2 h ahead, and is set back" in ran.err or "ledger time was 1 h 59 min" in ran.err
+    assert ok("status", "-o", "json").json["skew_us"] < 1_000_000
+
+
+def _settings(url: str) -> object:
+    from redrive.webhooks.settings import DestinationSettings
+
+    return DestinationSettings(url)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
 import select
 import signal
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -177,7 +179,8 @@ def test_a_poison_job_kills_its_worker_exactly_as_often_as_its_budget(folder: Pa
     """O-01: every start is charged before user code runs; the third death is a dead letter, and no fourth start."""
     enqueue(folder, "die", "null", "a")
     enqueue(folder, "work", "1", "b")
-    ran = call("worker", "--processes", "2", "--until-idle", "--lease", "500ms", "--reap", "50ms", cwd=folder)
+    timing = ("--slots", "1", "--lease", "500ms", "--reap", "50ms")
+    ran = call("worker", "--processes", "2", "--until-idle", *timing, cwd=folder)
     assert ran.code == 0
     assert ran.err.count("was ended by SIGKILL") == 3
     assert (counts(folder)["dead"], counts(folder)["delivered"]) == (1, 1)
@@ -204,7 +207,8 @@ def test_no_orphans_when_the_supervisor_is_killed(
 def test_a_child_that_can_never_start_stops_all(folder: Path) -> None:
     """The application works for the supervisor and not for its children: said once, and no restart loop."""
     (folder / "shop.py").write_text(
-        "import sys\nif '--parent-pipe' in sys.argv:\n    raise RuntimeError\nfrom redrive import Redrive\napp = Redrive()\n"
+        "import sys\nif '--parent-pipe' in sys.argv:\n    raise RuntimeError\n"
+        "from redrive import Redrive\napp = Redrive()\n"
     )
     ran = call("worker", "--processes", "2", cwd=folder)
     assert ran.code == 2
@@ -237,16 +241,27 @@ def test_children_get_the_same_settings(folder: Path) -> None:
 # A person at a terminal.
 
 
-def at_terminal(folder: Path, *arguments: str, typed: str, wait_for: str) -> tuple[int, str]:
-    """Run on a pseudo-terminal; once ``wait_for`` was printed, type."""
+def at_terminal(
+    folder: Path, *arguments: str, typed: str, wait_for: str, ready: Callable[[int], bool] = lambda pid: True
+) -> tuple[int, str]:
+    """Run on a pseudo-terminal of its own; once ``wait_for`` was printed and the process is ``ready``, type."""
     main, side = pty.openpty()
     env = environment(TERM="xterm-256color", COLUMNS="100", NO_COLOR="")
-    process = subprocess.Popen(command(*arguments), cwd=folder, env=env, stdin=side, stdout=side, stderr=side)
+    process = subprocess.Popen(
+        command(*arguments),
+        cwd=folder,
+        env=env,
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
     os.close(side)
     shown, end = "", time.monotonic() + 20
     sent = False
     while time.monotonic() < end:
-        if not sent and wait_for in shown:
+        if not sent and wait_for in shown and ready(process.pid):
             os.write(main, typed.encode())
             sent = True
         if select.select([main], [], [], 0.05)[0]:
@@ -274,7 +289,13 @@ def test_a_terminal_is_asked(folder: Path, typed: str, code: int, enabled: bool)
 
 
 def test_ctrl_c_at_a_terminal_drains_the_children_once(folder: Path) -> None:
-    code, shown = at_terminal(folder, "worker", "--processes", "2", typed="\x03", wait_for="2 processes")
+    code, shown = at_terminal(
+        folder,
+        *("worker", "--processes", "2"),
+        typed="\x03",
+        wait_for="2 processes",
+        ready=lambda pid: len(children(pid)) == 2,
+    )
     assert (code, "Traceback" in shown, "second signal:" in shown) == (0, False, False)
 
 

@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from redrive import UNIQUE, Conflict, Context, InvalidInput, Redrive
-from redrive.app import JobSpec
-from redrive.errors import PayloadInvalid, PayloadTooLarge
 from tests.acceptance.engine_support import (
     FAST,
     ManualClock,
@@ -26,6 +22,10 @@ from tests.acceptance.engine_support import (
     until,
     working,
 )
+
+from redrive import UNIQUE, Conflict, Context, InvalidInput, Redrive
+from redrive.app import JobSpec
+from redrive.errors import PayloadInvalid, PayloadTooLarge
 
 
 async def nothing(context: Context, payload: Any) -> None:
@@ -134,7 +134,11 @@ def test_refused_enqueues_are_counted_on_the_ledger_by_reason(tmp_path: Path) ->
         with pytest.raises(InvalidInput):
             app.enqueue("nobody", key=1)
         app.enqueue("job", key=1)
-        assert app.operations.status().rejections == {"payload_invalid": 2, "payload_too_large": 1, "unknown_handler": 1}
+        assert app.operations.status().rejections == {
+            "payload_invalid": 2,
+            "payload_too_large": 1,
+            "unknown_handler": 1,
+        }
         with pytest.raises(InvalidInput):
             app.publish("not a type", {}, event_id=1)
     with counting(tmp_path) as again:  # closing wrote what was left

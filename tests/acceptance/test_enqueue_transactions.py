@@ -17,10 +17,6 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
-
-from redrive import Conflict, Context, InvalidInput, Redrive
-from redrive.app import JobSpec
-from redrive.errors import EnvironmentMismatch, LedgerBusy
 from tests.acceptance.engine_support import (
     assert_verified,
     drain,
@@ -32,6 +28,10 @@ from tests.acceptance.engine_support import (
     until,
     working,
 )
+
+from redrive import Conflict, Context, InvalidInput, Redrive
+from redrive.app import JobSpec
+from redrive.errors import EnvironmentMismatch, LedgerBusy
 
 SYNC = ["sqlite3", "sqlite3 BEGIN", "Connection", "Session"]
 ASYNC = ["AsyncConnection", "AsyncSession"]
@@ -51,10 +51,10 @@ def prepared(folder: Path) -> Iterator[Redrive]:
 
 
 @contextlib.contextmanager
-def connection(path: Path, way: str) -> Iterator[tuple[Any, Callable[[], None], Callable[[], None]]]:
+def connection(path: Path, way: str) -> Iterator[tuple[Any, Callable[[], Any], Callable[[], Any]]]:
     """A connection with an open transaction, in which ``mine`` has got a row; its commit and its rollback."""
     if way.startswith("sqlite3"):
-        level = None if way.endswith("BEGIN") else "DEFERRED"
+        level: Any = None if way.endswith("BEGIN") else "DEFERRED"
         with contextlib.closing(sqlite3.connect(path, isolation_level=level)) as conn:
             if level is None:
                 conn.execute("BEGIN IMMEDIATE")
@@ -167,6 +167,17 @@ def test_a_waiting_worker_notices_what_a_callers_transaction_committed(tmp_path:
                 await until(lambda: seen(app, job.delivery_id).disposition == "delivered")
 
         asyncio.run(main())
+
+
+def test_refused_enqueues_stay_counted_when_the_callers_transaction_is_rolled_back(tmp_path: Path) -> None:
+    with prepared(tmp_path) as app:
+        with connection(app.ledger.path, "sqlite3") as (conn, _, rollback):
+            with pytest.raises(InvalidInput):
+                app.enqueue("job", key=None, connection=conn)
+            app.enqueue("job", key=1, connection=conn)
+            rollback()
+        app.enqueue("job", key=2)
+        assert app.operations.status().rejections == {"invalid_input": 1}
 
 
 # --- connections that cannot be used --------------------------------------------------------------------
@@ -327,9 +338,7 @@ def test_processes_that_enqueue_the_same_work_at_the_same_moment_make_one_delive
         command = [sys.executable, "-c", CHILD, app.url]
         environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         children = [
-            subprocess.Popen(
-                [*command, f"p{n}"], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+            subprocess.Popen([*command, f"p{n}"], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for n in range(3)
         ]
         try:
@@ -351,5 +360,3 @@ def test_processes_that_enqueue_the_same_work_at_the_same_moment_make_one_delive
         assert query(app, "SELECT sum(duplicates) FROM repeat_count") == [(100,)]
         drain(app)
         assert_verified(app)
-
-

@@ -13,10 +13,6 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
-
-from redrive import Context, InvalidInput, Redrive
-from redrive.worker.jobs import LeaseLost
-from redrive.worker.settings import WorkerSettings
 from tests.acceptance.engine_support import (
     FAST,
     ONCE,
@@ -28,6 +24,10 @@ from tests.acceptance.engine_support import (
     seen,
     tries,
 )
+
+from redrive import Context, InvalidInput, Redrive
+from redrive.worker.jobs import LeaseLost
+from redrive.worker.settings import WorkerSettings
 
 WAYS = ["sqlite3", "sqlite3 BEGIN", "Connection", "Session", "AsyncConnection", "AsyncSession"]
 INSERT = "INSERT INTO effect (fence) VALUES (:fence)"
@@ -55,7 +55,7 @@ def effect_in(app: Redrive, way: str, *, no_op: bool = False, after: Any = None)
 
     def sync(context: Context, payload: Any) -> None:
         if way.startswith("sqlite3"):
-            level = None if way.endswith("BEGIN") else "DEFERRED"
+            level: Any = None if way.endswith("BEGIN") else "DEFERRED"
             with contextlib.closing(sqlite3.connect(path, isolation_level=level)) as conn:
                 if level is None:
                     conn.execute("BEGIN IMMEDIATE")
@@ -82,12 +82,14 @@ def effect_in(app: Redrive, way: str, *, no_op: bool = False, after: Any = None)
     async def asynchronous(context: Context, payload: Any) -> None:
         engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
         try:
-            async with AsyncSession(engine) if way == "AsyncSession" else engine.connect() as connection:
-                async with connection.begin():
-                    await connection.execute(sa.text(INSERT), {"fence": context.fence})
-                    await context.close_in_async(connection, no_op=no_op)
-                    if after:
-                        after(context)
+            async with (
+                AsyncSession(engine) if way == "AsyncSession" else engine.connect() as connection,
+                connection.begin(),
+            ):
+                await connection.execute(sa.text(INSERT), {"fence": context.fence})
+                await context.close_in_async(connection, no_op=no_op)
+                if after:
+                    after(context)
         finally:
             await engine.dispose()
 

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from redrive import Context, InvalidInput, Policy, Redrive, Retry
-from redrive.errors import ConfigError, UnknownHandler
 from tests.acceptance.engine_support import (
     FAST,
     MS,
@@ -26,6 +23,9 @@ from tests.acceptance.engine_support import (
     until,
     working,
 )
+
+from redrive import Context, InvalidInput, Policy, Redrive, Retry
+from redrive.errors import ConfigError, UnknownHandler
 
 
 async def nothing(context: Context, payload: Any) -> None:

@@ -321,6 +321,37 @@ def test_a_sync_handlers_lease_is_kept_while_it_runs(tmp_path: Path) -> None:
         assert query(app, "SELECT fence FROM delivery_state") == [(1,)]
 
 
+def test_a_sync_handlers_time_runs_from_when_a_thread_took_it(tmp_path: Path) -> None:
+    with make(tmp_path, worker=WorkerSettings(slots=4, threads=1)) as app:
+
+        @app.handler("job", policy=ONCE, timeout=0.4)
+        def job(context: Context, payload: Any) -> None:
+            time.sleep(0.25)
+
+        jobs = [app.enqueue("job", key=n) for n in range(4)]
+        drain(app)
+        assert [tries(app, it.delivery_id) for it in jobs] == [[("delivered", "ok")]] * 4
+
+
+def test_a_handler_may_enqueue_more_work(tmp_path: Path) -> None:
+    with make(tmp_path) as app:
+
+        @app.handler("sync")
+        def sync(context: Context, payload: int) -> None:
+            if payload:
+                app.enqueue("async", payload - 1, key=payload)
+
+        @app.handler("async")
+        async def asynchronous(context: Context, payload: int) -> None:
+            if payload:
+                app.enqueue("sync", payload - 1, key=payload)
+                await app.enqueue_async("sync", 0, key=("leaf", payload))
+
+        app.enqueue("sync", 6, key="first")
+        drain(app)
+        assert query(app, "SELECT disposition, count(*) FROM delivery_state GROUP BY 1") == [(2, 10)]
+
+
 # --- unknown --------------------------------------------------------------------------------------------
 
 

@@ -36,7 +36,7 @@ from tests.acceptance.sender_rig import (
     request,
 )
 
-from redrive.webhooks.sender import dial
+from redrive.webhooks.sender import Sender, dial
 from redrive.webhooks.sender.protocol import Connection
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -285,6 +285,31 @@ def test_a_peer_that_speaks_before_the_request_is_never_written_to():
     assert seen == Failure(Phase.CONNECT, Fault.MALFORMED, False, "unsolicited")
     assert calls == []
     assert server.requests == []
+
+
+@both_loops
+def test_a_hook_that_refuses_at_the_last_moment_sends_nothing_and_frees_the_slot(run):
+    class Refused(Exception):
+        pass
+
+    def refuse() -> None:
+        raise Refused
+
+    async def main(port: int) -> tuple[object, int]:
+        sender = Sender()
+        try:
+            with pytest.raises(Refused):
+                await sender.send(request(endpoint(port), b"never", on_send=refuse))
+            taken = sender.connections
+            return await sender.send(request(endpoint(port), b"second")), taken
+        finally:
+            await sender.close()
+
+    with ScriptedServer([Fin()], [ReadRequest(), Send(OK)]) as server:
+        seen, taken = run(main(server.port))
+    assert isinstance(seen, Response)
+    assert taken == 0
+    assert [sent.rpartition(b"\r\n\r\n")[2] for sent in server.requests] == [b"second"]
 
 
 @both_loops

@@ -11,12 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from redrive import UNIQUE, Conflict, InvalidInput
-from redrive.errors import ForbiddenAddress, NotFound, PayloadInvalid, PayloadTooLarge
-from redrive.webhooks.catalog import STALE_S
-from redrive.webhooks.publish import Event
-from redrive.webhooks.settings import DestinationSettings, SigningSecret
 from tests.acceptance.engine_support import (
     Got,
     Receiver,
@@ -33,6 +27,12 @@ from tests.acceptance.engine_support import (
     until,
     working,
 )
+
+from redrive import UNIQUE, Conflict, InvalidInput
+from redrive.errors import ForbiddenAddress, NotFound, PayloadInvalid, PayloadTooLarge
+from redrive.webhooks.catalog import STALE_S
+from redrive.webhooks.publish import Event
+from redrive.webhooks.settings import DestinationSettings, SigningSecret
 
 
 def plain(receiver: Receiver, path: str, **options: Any) -> DestinationSettings:
@@ -59,7 +59,10 @@ def test_events_go_to_the_tenants_destinations_whose_filters_match(tmp_path: Pat
         }
         theirs = app.publish("order.paid", {}, event_id="order.paid", tenant="acme")
         drain(app)
-        got = {event: sorted(g.path[1:] for g in receiver.got if g.headers["redrive-event-id"] == made.event_id) for event, made in sent.items()}
+        got = {
+            event: sorted(g.path[1:] for g in receiver.got if g.headers["redrive-event-id"] == made.event_id)
+            for event, made in sent.items()
+        }
         assert got == {
             "order.paid": ["all", "deep", "exact", "none", "star"],
             "order.paid.late": ["all", "deep", "none", "two"],
@@ -185,6 +188,7 @@ def test_a_worker_that_meets_a_disabled_destination_gives_the_lease_back_and_hol
                     conn.execute("UPDATE destination SET enabled = 0")
                     conn.execute("UPDATE ledger SET registry = registry + 1")
                     conn.commit()
+                await asyncio.sleep(STALE_S + 0.05)
                 two = app.publish("order.paid", 1, event_id=2).deliveries[0]
                 with contextlib.closing(sqlite3.connect(app.ledger.path)) as conn:
                     conn.execute("UPDATE delivery_state SET hold = 0 WHERE disposition = 0")
@@ -289,7 +293,8 @@ def test_held_work_ends_with_its_age(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "event_type", ["", "order paid", "order..paid", ".order", "order.", "order.*", "ördér", "a\r\nb", "x" * 500, None, 7]
+    "event_type",
+    ["", "order paid", "order..paid", ".order", "order.", "order.*", "ördér", "a\r\nb", "x" * 500, None, 7],
 )
 def test_bad_event_types_are_refused(tmp_path: Path, event_type: Any) -> None:
     with make(tmp_path) as app, pytest.raises(InvalidInput) as caught:
@@ -432,5 +437,3 @@ def test_publishing_writes_when_it_happened(tmp_path: Path) -> None:
     with make(tmp_path) as app:
         app.publish("order.paid", 1, event_id=1, occurred_at=datetime(2026, 8, 21, 2, tzinfo=UTC))
         assert query(app, "SELECT occurred_at FROM event") == [(1_787_277_600_000_000,)]
-
-

@@ -12,11 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from redrive import Policy
-from redrive.errors import RedriveError
-from redrive.webhooks.settings import SigningSecret
-from redrive.webhooks.signing import SignatureInvalid, generate_keypair, verify
 from tests.acceptance.engine_support import (
     MS,
     SECRET,
@@ -35,6 +30,11 @@ from tests.acceptance.engine_support import (
     until,
     working,
 )
+
+from redrive import Policy
+from redrive.errors import RedriveError
+from redrive.webhooks.settings import SigningSecret
+from redrive.webhooks.signing import SignatureInvalid, generate_keypair, verify
 
 OTHER = "whsec_" + "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVphYmNkZWY="
 
@@ -109,14 +109,20 @@ def test_payloads_of_other_kinds(tmp_path: Path, payload: Any, content_type: str
         app.publish("order.paid", payload, event_id=1, content_type=content_type)
         drain(app)
         (got,) = receiver.got
-        assert (got.body, got.headers["content-type"], got.headers["content-length"]) == (body, content_type, str(len(body)))
+        assert (got.body, got.headers["content-type"], got.headers["content-length"]) == (
+            body,
+            content_type,
+            str(len(body)),
+        )
         assert checks(SECRET, got)
 
 
 # --- signatures -----------------------------------------------------------------------------------------
 
 
-def test_signatures_verify_for_both_schemes_and_with_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signatures_verify_for_both_schemes_and_with_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     private, public = generate_keypair()
     monkeypatch.setenv("ED_SECRET", private)
     with rig(tmp_path) as (app, receiver):
@@ -200,7 +206,10 @@ def test_proxies_of_the_environment_are_not_used(tmp_path: Path, monkeypatch: py
 
 
 def test_no_secret_is_in_any_file_log_error_or_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.DEBUG)
     header = "Bearer s3cr3t-header-value-0123456789"
@@ -208,7 +217,12 @@ def test_no_secret_is_in_any_file_log_error_or_output(
     monkeypatch.setenv("BROKEN", "whsec_not-base64-but-secret!")
     with rig(tmp_path, lambda got, number: 503 if number % 2 else 200) as (app, receiver):
         made = app.destinations.add(
-            "a", settings(receiver.url("/a"), headers=(("Authorization", "env:AUTH"),), secrets=(SigningSecret("env:HOOK_SECRET"),))
+            "a",
+            settings(
+                receiver.url("/a"),
+                headers=(("Authorization", "env:AUTH"),),
+                secrets=(SigningSecret("env:HOOK_SECRET"),),
+            ),
         )
         app.destinations.add("broken", settings(receiver.url("/b"), secrets=(SigningSecret("env:BROKEN"),)))
         app.destinations.rotate_secret("a", "env:OTHER_SECRET", overlap_us=10**9)
@@ -223,7 +237,13 @@ def test_no_secret_is_in_any_file_log_error_or_output(
         asyncio.run(main())
         assert all(got.headers["authorization"] == header for got in receiver.got)
         assert all(checks(SECRET, got) and checks(OTHER, got) for got in receiver.got)
-        texts = [repr(made), str(made), repr(made.settings), json.dumps(made.as_dict()), repr(app.destinations.get("a"))]
+        texts = [
+            repr(made),
+            str(made),
+            repr(made.settings),
+            json.dumps(made.as_dict()),
+            repr(app.destinations.get("a")),
+        ]
         texts += [json.dumps([entry.as_dict() for entry in app.operations.timeline(x)]) for x in (one, two)]
         texts += [json.dumps(app.operations.show(one).as_dict()), caplog.text, *capsys.readouterr()]
         hidden = [value.removeprefix("whsec_") for value in (SECRET, OTHER, "whsec_not-base64-but-secret!")]

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from redrive import Context, Policy, Redrive
-from redrive.worker.heart import Heart, Held
-from redrive.worker.settings import WorkerSettings
 from tests.acceptance.engine_support import (
     FAST,
     MS,
     Receiver,
     assert_verified,
     drain,
+    environ,
+    faulty,
+    filled,
     make,
     opened,
     query,
@@ -33,7 +32,10 @@ from tests.acceptance.engine_support import (
     until,
     working,
 )
-from tests.acceptance.test_worker_loop import environ, faulty, filled
+
+from redrive import Context, Policy, Redrive
+from redrive.worker.heart import Heart, Held
+from redrive.worker.settings import WorkerSettings
 
 SHORT = WorkerSettings(slots=4, lease_s=0.4, reap_s=0.05, poll_s=0.05, drain_s=5)
 
@@ -184,7 +186,12 @@ def test_nothing_is_sent_under_a_lease_that_is_over(tmp_path: Path) -> None:
         app.enqueue("stop", key=1)
         with no_heartbeat(app):
             drain(app)
-        outcomes = [row[0] for row in query(app, "SELECT outcome FROM attempt JOIN delivery USING (seq) WHERE handler = 'webhook' ORDER BY fence")]
+        outcomes = [
+            row[0]
+            for row in query(
+                app, "SELECT outcome FROM attempt JOIN delivery USING (seq) WHERE handler = 'webhook' ORDER BY fence"
+            )
+        ]
         # Either it was sent before the stop, or the attempt ended as lost and the next one was sent: never both.
         assert len(receiver.got) == outcomes.count("delivered") == 1
 
@@ -286,7 +293,10 @@ def test_a_job_that_starts_while_the_drain_begins_is_either_run_or_given_back_an
                         await asyncio.sleep(0)
 
             asyncio.run(main())
-            recorded = [row[0] for row in query(app, "SELECT key FROM delivery JOIN attempt USING (seq) WHERE outcome = 'delivered'")]
+            recorded = [
+                row[0]
+                for row in query(app, "SELECT key FROM delivery JOIN attempt USING (seq) WHERE outcome = 'delivered'")
+            ]
             assert sorted(recorded) == sorted(f"n/{n}" for n in ran)
             assert query(app, "SELECT count(*) FROM delivery_state WHERE disposition = 1") == [(0,)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import sqlite3
 import subprocess
 import sys
@@ -14,32 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from redrive import UNIQUE, Context, Policy, Redrive, Retry
-from redrive.app import JobSpec
-from redrive.domain.delivery import Closed, Closing, Lease
-from redrive.errors import ConfigError, LedgerBusy, LedgerError, LedgerFull
-from redrive.ledger.sqlite.ledger import SqliteLedger
-from redrive.worker.settings import WorkerSettings
 from tests.acceptance.engine_support import (
-    FAST,
     MS,
-    ONCE,
     assert_verified,
     drain,
+    environ,
+    filled,
     make,
     query,
     seen,
-    tamper,
-    tries,
     until,
     working,
 )
 
-
-def filled(app: Redrive, count: int, handler: str = "job") -> list[str]:
-    return [job.delivery_id for job in app.enqueue_many([JobSpec(handler, n, ("n", n)) for n in range(count)])]
-
+from redrive import UNIQUE, Context, Policy, Redrive, Retry
+from redrive.app import JobSpec
+from redrive.errors import ConfigError
+from redrive.worker.settings import WorkerSettings
 
 # --- slots ----------------------------------------------------------------------------------------------
 
@@ -195,10 +185,6 @@ with Redrive(sys.argv[1]) as app:
 """
 
 
-def environ() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-
-
 def test_pickup_from_another_process_does_not_wait_for_the_poll(tmp_path: Path) -> None:
     with make(tmp_path, worker=WorkerSettings(poll_s=30, reap_s=30)) as app:
         done = asyncio.Event()
@@ -210,187 +196,10 @@ def test_pickup_from_another_process_does_not_wait_for_the_poll(tmp_path: Path) 
         async def main() -> None:
             async with working(app):
                 await asyncio.sleep(0.1)
-                child = await asyncio.create_subprocess_exec(
-                    sys.executable, "-c", PRODUCER, app.url, env=environ()
-                )
+                child = await asyncio.create_subprocess_exec(sys.executable, "-c", PRODUCER, app.url, env=environ())
                 assert await child.wait() == 0
                 async with asyncio.timeout(10):
                     await done.wait()
-
-        asyncio.run(main())
-
-
-# --- faults ---------------------------------------------------------------------------------------------
-
-
-def test_a_row_whose_close_is_refused_does_not_stop_others(tmp_path: Path) -> None:
-    """Its policy is gone, so that nothing can be decided about it; everything else goes on, and no outcome is invented."""
-    with make(tmp_path) as app:
-
-        @app.handler("bad", policy=Policy(max_attempts=9))
-        async def bad(context: Context, payload: Any) -> None:
-            raise Retry
-
-        @app.handler("good")
-        async def good(context: Context, payload: Any) -> None:
-            if context.attempt == 1:
-                raise Retry(after=0)
-
-        app.enqueue("bad", key=1)
-        tamper(app, "DELETE FROM policy")
-        done = [app.enqueue("good", key=n).delivery_id for n in range(5)]
-
-        async def main() -> None:
-            async with working(app):
-                await until(lambda: all(seen(app, one).disposition == "delivered" for one in done))
-                more = app.enqueue("good", key="more").delivery_id
-                await until(lambda: seen(app, more).disposition == "delivered")
-
-        asyncio.run(main())
-        assert query(app, "SELECT count(*) FROM attempt WHERE seq = 1") == [(0,)]
-
-
-def test_a_row_that_the_schema_refuses_to_close_does_not_stop_others(tmp_path: Path) -> None:
-    with make(tmp_path) as app:
-
-        @app.handler("job", policy=ONCE)
-        async def job(context: Context, payload: Any) -> None:
-            if payload == "bad":
-                # Somebody has written this attempt's row already, as something else.
-                tamper(app, "INSERT INTO attempt VALUES (1, 1, 0, 1, 1, 1, 1, 1, 'permanent', 'policy', NULL, NULL, NULL, 0, 0, NULL)")
-            raise Retry
-
-        bad = app.enqueue("job", "bad", key="bad")
-        done = filled(app, 5)
-
-        async def main() -> None:
-            async with working(app):
-                await until(lambda: all(tries(app, one) for one in done))
-                more = app.enqueue("job", key="more").delivery_id
-                await until(lambda: seen(app, more).disposition == "dead")
-
-        asyncio.run(main())
-        assert tries(app, bad.delivery_id) == [("permanent", "policy")]
-
-
-class Faulty:
-    """A ledger that refuses some calls; everything else goes to the real one."""
-
-    def __init__(self, ledger: SqliteLedger) -> None:
-        self._ledger = ledger
-        self.refuse: dict[str, Exception] = {}
-        self.refused: dict[str, int] = {}
-        self.calls: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ledger, name)
-
-    def _check(self, name: str) -> None:
-        self.calls.append(name)
-        if name in self.refuse:
-            self.refused[name] = self.refused.get(name, 0) + 1
-            raise self.refuse[name]
-
-    async def reserve(self, *arguments: Any) -> list[Lease]:
-        self._check("reserve")
-        return await self._ledger.reserve(*arguments)
-
-    async def close_attempts(self, worker: int, closings: list[Closing]) -> list[Closed]:
-        self._check("close_attempts")
-        return await self._ledger.close_attempts(worker, closings)
-
-    async def next_due(self, routes: Any) -> int | None:
-        self._check("next_due")
-        return await self._ledger.next_due(routes)
-
-    async def overdue(self) -> bool:
-        self._check("overdue")
-        return await self._ledger.overdue()
-
-    def extend_sync(self, *arguments: Any) -> set[int]:
-        self._check("extend_sync")
-        return self._ledger.extend_sync(*arguments)
-
-
-def faulty(app: Redrive) -> Faulty:
-    """Put a faulty ledger between the application's worker and its file."""
-    wrapper = Faulty(app.ledger)
-    app._ledger = wrapper  # type: ignore[assignment]
-    return wrapper
-
-
-@pytest.mark.parametrize("error", [LedgerFull("full"), LedgerBusy("busy"), LedgerError("I/O")], ids=lambda e: e.code)
-def test_while_outcomes_cannot_be_stored_they_are_kept_and_nothing_is_claimed(tmp_path: Path, error: LedgerError) -> None:
-    ran: list[int] = []
-    with make(tmp_path) as app:
-        ledger = faulty(app)
-
-        @app.handler("job", policy=FAST)
-        async def job(context: Context, payload: Any) -> None:
-            ran.append(payload)
-
-        ledger.refuse["close_attempts"] = error
-        first = app.enqueue("job", -1, key="first").delivery_id
-
-        async def main() -> None:
-            async with working(app):
-                await until(lambda: ledger.refused.get("close_attempts", 0) >= 2)
-                claimed = ledger.calls.count("reserve")
-                later = filled(app, 3)
-                await asyncio.sleep(0.3)
-                assert ran == [-1]
-                assert ledger.calls.count("reserve") == claimed
-                assert ledger.refused["close_attempts"] < 10  # it backs off
-                assert seen(app, first).disposition == "leased"
-                del ledger.refuse["close_attempts"]
-                await until(lambda: all(seen(app, one).disposition == "delivered" for one in [first, *later]))
-
-        asyncio.run(main())
-        assert sorted(ran) == [-1, 0, 1, 2]
-        assert tries(app, first) == [("delivered", "ok")]
-        assert_verified(app)
-
-
-def test_a_refused_outcome_is_one_alarm_and_not_one_a_try(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with make(tmp_path) as app:
-        ledger = faulty(app)
-
-        @app.handler("job")
-        async def job(context: Context, payload: Any) -> None:
-            pass
-
-        ledger.refuse["close_attempts"] = LedgerFull("no space left")
-        filled(app, 5)
-
-        async def main() -> None:
-            async with working(app):
-                await until(lambda: ledger.refused.get("close_attempts", 0) >= 4)
-                del ledger.refuse["close_attempts"]
-                await until(lambda: query(app, "SELECT count(*) FROM attempt") == [(5,)])
-
-        asyncio.run(main())
-    alarms = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert len(alarms) == 1
-    assert "no space left" in alarms[0].getMessage()
-
-
-@pytest.mark.parametrize("call", ["reserve", "next_due", "overdue", "extend_sync"])
-def test_a_ledger_that_fails_for_a_while_does_not_end_the_worker(tmp_path: Path, call: str) -> None:
-    settings = WorkerSettings(slots=2, reap_s=0.02, poll_s=0.05, lease_s=0.3)
-    with make(tmp_path, worker=settings) as app:
-        ledger = faulty(app)
-
-        @app.handler("job")
-        async def job(context: Context, payload: Any) -> None:
-            pass
-
-        async def main() -> None:
-            async with working(app):
-                ledger.refuse[call] = LedgerBusy("busy")
-                await until(lambda: ledger.refused.get(call, 0) >= 2)
-                del ledger.refuse[call]
-                done = app.enqueue("job", key=1).delivery_id
-                await until(lambda: seen(app, done).disposition == "delivered")
 
         asyncio.run(main())
 
@@ -487,7 +296,16 @@ def test_twenty_thousand_jobs_leave_nothing_behind_in_memory(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "bad",
-    [{"slots": 0}, {"slots": 10**6}, {"lease_s": 0.0}, {"lease_s": -1}, {"reap_s": 0}, {"poll_s": 0}, {"drain_s": -1}, {"threads": 0}],
+    [
+        {"slots": 0},
+        {"slots": 10**6},
+        {"lease_s": 0.0},
+        {"lease_s": -1},
+        {"reap_s": 0},
+        {"poll_s": 0},
+        {"drain_s": -1},
+        {"threads": 0},
+    ],
     ids=str,
 )
 def test_settings_out_of_range_are_refused(bad: dict[str, Any]) -> None:

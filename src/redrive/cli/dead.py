@@ -9,19 +9,8 @@ import typer
 from rich.text import Text
 
 from redrive.cli.command import command
-from redrive.cli.delivery import (
-    ALL_PAGE,
-    COMMON_FILTERS,
-    After,
-    All,
-    Id,
-    Limit,
-    _pages,
-    _shown,
-    common_filter,
-    print_pages,
-    timeline,
-)
+from redrive.cli.delivery import Id, timeline
+from redrive.cli.filters import COMMON_FILTERS, After, All, Limit, common_filter, pages, print_pages, shown
 from redrive.cli.output import ago, plural, safe, utc
 from redrive.cli.session import Session
 from redrive.domain.delivery import Cause, DeadLetterState
@@ -59,15 +48,12 @@ def list_(
     operations = session.operations
     filters = _dead_filter(session, options)
     names = operations.destination_names()
-    if every:
-        pages = _pages(lambda cursor: operations.dead(filters, after=cursor, limit=ALL_PAGE), after)
-    else:
-        pages = iter([operations.dead(filters, after=after, limit=limit)])
+    found = pages(lambda cursor, count: operations.dead(filters, after=cursor, limit=count), after, limit, every)
     if not session.out.is_table:
         following: dict[str, Any] = {"next": None}
-        session.out.records(_shown(pages, names, following), following)
+        session.out.records(shown(found, names, following), following)
         return 0
-    print_pages(session, pages, lambda items: _table(session, items, names), "no dead letter matches")
+    print_pages(session, found, lambda items: _table(session, items, names), "no dead letter matches")
     return 0
 
 

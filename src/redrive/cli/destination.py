@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,16 +12,17 @@ from redrive.cli import probe
 from redrive.cli.command import Reason, Yes, check_reason, command
 from redrive.cli.options import ADD, OPTIONS, described
 from redrive.cli.output import Cell, plural, when
+from redrive.cli.registering import check_address, new_secret
 from redrive.cli.session import Session
 from redrive.cli.values import complete_destination
 from redrive.domain.values import duration_us
-from redrive.errors import ForbiddenAddress, InvalidInput
+from redrive.errors import InvalidInput
 from redrive.ledger.records import span
-from redrive.webhooks.destinations import Destination
-from redrive.webhooks.guard import AddressPolicy
 from redrive.webhooks.settings import DestinationSettings
-from redrive.webhooks.signing import generate_secret
 from redrive.webhooks.url import parse_url
+
+if TYPE_CHECKING:
+    from redrive.webhooks.destinations import Destination
 
 group = typer.Typer(help="Destinations: who receives webhooks, and how.", no_args_is_help=True)
 Name = Annotated[
@@ -41,8 +40,8 @@ def add(
     """Register a destination. Secrets are references: a secret itself is refused, and never printed."""
     app = session.app()
     settings = described(DestinationSettings(url), options)
-    _explained(session, settings)
-    with _new_secret(options.get("generate_secret")) as ref:
+    check_address(session, settings)
+    with new_secret(options.get("generate_secret")) as ref:
         if ref is not None:
             settings = described(settings, {"secrets": [ref, *(options.get("secrets") or [])]})
         made = app.destinations.add(name, settings, tenant=session.tenant, actor=session.actor)
@@ -71,8 +70,8 @@ def change(
     if not clear and not any(value not in (None, []) for value in options.values()):
         raise InvalidInput("nothing to change", hint="see: redrive destination change --help")
     settings = described(current.settings, options, clear)
-    _explained(session, settings)
-    with _new_secret(options.get("generate_secret")) as ref:
+    check_address(session, settings)
+    with new_secret(options.get("generate_secret")) as ref:
         if ref is not None:
             settings = described(settings, {"secrets": [ref]})
         made = registry.change(current.destination_id, settings, tenant=session.tenant, actor=session.actor)
@@ -208,7 +207,7 @@ def rotate_secret(
     registry = session.app().destinations
     overlap_us = duration_us(overlap, "overlap")
     found = registry.get(name, tenant=session.tenant)
-    with _new_secret(generate) as ref:
+    with new_secret(generate) as ref:
         made = registry.rotate_secret(
             found.destination_id, ref or str(secret), overlap_us=overlap_us, tenant=found.tenant, actor=session.actor
         )
@@ -231,73 +230,6 @@ def _secrets(found: Destination, now: int) -> str:
         if secret.until is None or secret.until > now
     ]
     return "\n".join(shown) or "nothing: requests are not signed"
-
-
-def _explained(session: Session, settings: DestinationSettings) -> None:
-    """The address guard's check, with everything that is missing in one hint: an operator must allow each."""
-    policy = session.app().address_policy
-    try:
-        settings.target(policy)
-    except ForbiddenAddress as exc:
-        target = parse_url(settings.url)
-        wanted = []
-        if target.scheme == "http" and not policy.allow_http:
-            wanted.append("allow_http = true")
-        if target.port not in policy.allowed_ports:
-            ports = sorted({*policy.allowed_ports, target.port})
-            wanted.append(f"allowed_ports = {ports}")
-        networks = _missing_networks(policy, target.host)
-        if networks:
-            listed = [*map(str, policy.allowed_private), *networks]
-            wanted.append(f"allowed_private = {listed}".replace("'", '"'))
-        flag = " and --allow-http on this destination" if target.scheme == "http" and not settings.allow_http else ""
-        hint = exc.hint
-        if wanted:
-            hint = f"if it is meant, put in redrive.toml: {'; '.join(wanted)}"
-            hint += f";{flag}" if flag else ""
-        elif flag:
-            hint = "if it is meant, give --allow-http for this destination"
-        raise ForbiddenAddress(exc.message, param=exc.param, hint=hint) from None
-
-
-def _missing_networks(policy: AddressPolicy, host: str) -> list[str]:
-    """What an operator would have to allow for a host of the own machine or network. Never more than that."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return ["127.0.0.0/8", "::1/128"] if policy.judge("127.0.0.1") and policy.judge("::1") else []
-    reason = policy.judge(host)
-    if reason == "loopback":
-        return ["::1/128" if ":" in host else "127.0.0.0/8"]
-    if reason == "private":
-        return [f"{host}/128" if ":" in host else f"{host}/32"]
-    return []
-
-
-@contextlib.contextmanager
-def _new_secret(path: str | None) -> Iterator[str | None]:
-    """A new signing secret in a file that only its owner can read; gone again if what follows fails."""
-    if path is None:
-        yield None
-        return
-    file = Path(path).absolute()
-    try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        raise InvalidInput(
-            f"{file} exists already",
-            param="generate_secret",
-            hint=f"a secret is never overwritten: choose another file, or use it with --secret file:{file}",
-        ) from None
-    except OSError as exc:
-        raise InvalidInput(f"{file} cannot be created: {exc.strerror}", param="generate_secret") from None
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as stream:
-            stream.write(generate_secret() + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        yield f"file:{file}"
-    except BaseException:
-        file.unlink(missing_ok=True)
-        raise
 
 
 def _secret_note(session: Session, options: Mapping[str, Any]) -> None:

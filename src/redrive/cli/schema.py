@@ -12,7 +12,6 @@ from redrive.cli.command import command
 from redrive.cli.session import Session
 from redrive.cli.values import read_payload
 from redrive.errors import InvalidInput, NotFound
-from redrive.webhooks.schemas import MAX_SCHEMA_BYTES
 
 group = typer.Typer(help="JSON Schemas of event types: an invalid payload never leaves.", no_args_is_help=True)
 EventType = Annotated[str, typer.Argument(help="For example order.paid", metavar="EVENT_TYPE")]
@@ -27,6 +26,8 @@ def set_(
 
     What does not satisfy it is dead-lettered as payload_invalid when its turn comes, and nothing is sent.
     """
+    from redrive.webhooks.schemas import MAX_SCHEMA_BYTES
+
     body = read_payload(schema, MAX_SCHEMA_BYTES)
     try:
         text = body.decode("utf-8")

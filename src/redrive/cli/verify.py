@@ -9,6 +9,7 @@ import typer
 from redrive.cli.command import command
 from redrive.cli.output import plural
 from redrive.cli.session import Session
+from redrive.ledger.records import span
 
 Repair = Annotated[
     bool, typer.Option("--repair-clock", help="First set ledger time back to this host's; stop all workers before")
@@ -28,8 +29,9 @@ def verify(session: Session, repair_clock: Repair = False) -> int | None:
     operations = session.operations
     out = session.out
     if repair_clock:
+        ahead = operations.status().skew_us
         operations.repair_clock(actor=session.actor)
-        out.note("ledger time is not ahead of this host's clock")
+        out.note(f"ledger time was {span(ahead)} ahead, and is set back" if ahead else "ledger time was not ahead")
     with out.progress("verifying") as progress:
         report = operations.verify(progress)
     session.status = 0 if report.ok else 1

@@ -105,7 +105,8 @@ class Case:
     @property
     def newest(self) -> int:
         """The highest fence that anything on the ledger speaks of."""
-        return max([self.facts["fence"] or 0, *(attempt["fence"] for attempt in self.attempts)])
+        fences: list[int] = [self.facts["fence"] or 0, *(attempt["fence"] for attempt in self.attempts)]
+        return max(fences)
 
     def of(self, generation: int) -> list[sqlite3.Row]:
         """The attempts of a generation, by number."""

@@ -123,18 +123,20 @@ class Supervisor:
 
     def _act(self) -> None:
         """Pass on what was asked for since the last look."""
-        if self._forwarded >= self._signals and not self._overdue():
+        # Read once: a signal that comes while this one is passed on is for the next look.
+        signals = self._signals
+        if self._forwarded >= signals and not self._overdue():
             return
-        if self._forwarded == 0 and self._signals:
+        if self._forwarded == 0 and signals == 1:
             self._report(f"{self._first_signal}: {len(self._children)} workers drain; a second signal kills them")
             self._stop()
-        elif self._signals > 1:
+        elif self._forwarded < signals:
             self._report("second signal: killing the workers; their leases expire and are reaped")
             self._kill()
-        elif self._overdue():
+        else:
             self._report("a worker outlived its drain and is killed; its leases expire and are reaped")
             self._kill()
-        self._forwarded = self._signals
+        self._forwarded = signals
 
     def _overdue(self) -> bool:
         return self._kill_at is not None and time.monotonic() >= self._kill_at

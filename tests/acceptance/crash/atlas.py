@@ -15,24 +15,23 @@ from redrive.failpoint import NAMES
 PAGE: Final = ROOT / "docs" / "crash-atlas.md"
 
 WHERE: Final = {
-    "enqueue.before_commit": "in the producer, when everything is written and COMMIT has not been called",
-    "enqueue.after_commit": "in the producer, after COMMIT, before the caller has its answer",
-    "reserve.before_commit": "in the worker, when the attempt is charged and leased and COMMIT has not been called",
-    "reserve.after_commit": "after that COMMIT, before the worker's own loop knows of the lease",
+    "enqueue.before_commit": "in the producer, with everything written and COMMIT not yet called",
+    "enqueue.after_commit": "in the producer, after its COMMIT, before the caller has an answer",
+    "reserve.before_commit": "in the worker, with the attempt charged and leased and COMMIT not yet called",
+    "reserve.after_commit": "in the worker, after the COMMIT of a reservation, before its own loop knows of the lease",
     "execute.before": "before the handler is called",
-    "connect.before": "when the request is built and signed, before a connection is looked for",
+    "connect.before": "with the request built and signed, before a connection is looked for",
     "send.before": "on an open connection, immediately before the request is written",
-    "send.after": "when the sender has returned the whole answer",
-    "receive.head": "when the answer's head has been parsed, before its body is read",
-    "execute.after": "when the handler has returned its outcome, before the outcome goes to the ledger",
-    "close.before_commit": "when the outcome is written and COMMIT has not been called",
-    "close.after_commit": "after that COMMIT, before the worker has freed itself of the attempt",
-    "close_in.before_commit": "in a handler's own transaction on the ledger's file: its effect and its outcome are "
-    "written, and COMMIT has not been called",
-    "extend.before_commit": "in the heartbeat, when a lease has been extended and COMMIT has not been called",
-    "reap.before_commit": "in the reaper, when another worker's expired lease has been ended and COMMIT has not been "
-    "called",
-    "reap.after_commit": "in the reaper, after that COMMIT",
+    "send.after": "after the sender has returned the whole answer",
+    "receive.head": "with the answer's head parsed, before its body is read",
+    "execute.after": "after the handler has returned its outcome, before the outcome goes to the ledger",
+    "close.before_commit": "with the outcome written and COMMIT not yet called",
+    "close.after_commit": "after the COMMIT of the outcome, before the worker knows that it is durable",
+    "close_in.before_commit": "in a handler's own transaction on the ledger's file, with its effect and its outcome "
+    "written and COMMIT not yet called",
+    "extend.before_commit": "in the heartbeat, with a lease extended and COMMIT not yet called",
+    "reap.before_commit": "in the reaper, with another worker's expired lease ended and COMMIT not yet called",
+    "reap.after_commit": "in the reaper, after the COMMIT that ended another worker's expired lease",
 }
 """Where each failpoint is."""
 
@@ -130,7 +129,7 @@ def _section(story: Story) -> str:
     s = story.summary
     lines = [
         f'\n<a id="{_anchor(name)}"></a>\n\n## {name}\n',
-        f"The process died {WHERE[name]}. It was busy with {subject}.\n",
+        f"- **Where it died:** {WHERE[name]}; busy with {subject}.",
         f"- **The outside had seen:** {seen(story)}.",
         f"- **The ledger said right after:** {ledger(story)}. All deliveries: {totals}.",
         f"- **What happened next:** {following(story)}.",
@@ -161,7 +160,7 @@ def structure(text: str) -> list[str]:
     for line in text.splitlines():
         if line.startswith("| "):
             lines.append("|".join(line.split("|")[:4]))
-        elif line.startswith(("#", "The process died")):
+        elif line.startswith(("#", "- **Where it died:**")):
             lines.append(line)
     return lines
 

@@ -262,6 +262,11 @@ WHEN (OLD.disposition > 1 AND NOT (OLD.disposition = 4 AND NEW.disposition = 0))
 BEGIN
   SELECT RAISE(ABORT, 'redrive: illegal change of a delivery');
 END;
+CREATE TRIGGER delivery_state_born BEFORE INSERT ON delivery_state
+WHEN NEW.disposition <> 0 OR NEW.attempt <> 0 OR NEW.fence <> 0 OR NEW.generation <> 0
+BEGIN
+  SELECT RAISE(ABORT, 'redrive: a delivery is born waiting, with an untouched budget');
+END;
 CREATE TRIGGER delivery_state_no_delete BEFORE DELETE ON delivery_state
 BEGIN SELECT RAISE(ABORT, 'redrive: a delivery is always in exactly one disposition'); END;
 CREATE TRIGGER attempt_no_update BEFORE UPDATE ON attempt
