@@ -24,9 +24,9 @@ from redrive.errors import ConfigError, RedriveError
 from redrive.failpoint import hit
 from redrive.ledger.sqlite import enqueue as entry
 from redrive.ledger.sqlite import ledger as sqlite_ledger
-from redrive.ledger.sqlite import work
 from redrive.ledger.sqlite.callers import run_in, run_in_async
 from redrive.ledger.sqlite.clock import LedgerClock
+from redrive.ledger.sqlite.close import close_held
 from redrive.ledger.sqlite.statements import sql
 from redrive.ledger.sqlite.tx import Tx
 from redrive.worker.jobs import (
@@ -410,7 +410,7 @@ class Redrive:
         )
 
         def operation(tx: Tx, now: int) -> Closed:
-            closed = work.close_held(tx, now, closing, self.ledger.policy_in)
+            closed = close_held(tx, now, closing, self.ledger.policy_in)
             hit("close_in.before_commit")
             return closed
 

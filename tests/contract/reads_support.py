@@ -14,7 +14,7 @@ from redrive.domain.delivery import Closed, Closing, Disposition, Enqueued, Hold
 from redrive.domain.envelope import payload_hash
 from redrive.domain.outcome import Category, Outcome, OutcomeKind
 from redrive.domain.policy import HOUR, SECOND, Jitter, Policy
-from redrive.ledger.sqlite import enqueue, registry, work
+from redrive.ledger.sqlite import close, enqueue, reap, registry, reserve
 from redrive.ledger.sqlite.clock import LedgerClock
 from redrive.ledger.sqlite.ledger import SqliteLedger, create
 from redrive.ledger.sqlite.statements import sql
@@ -108,7 +108,9 @@ class Desk:
         self, limit: int = 1, lease_us: int = 30 * SECOND, routes: Sequence[tuple[str, int]] = ROUTES
     ) -> list[Lease]:
         numbers = [identity.route_of(*route) for route in routes]
-        return self.ledger.transact_sync(lambda tx, now: work.reserve(tx, now, self.worker, numbers, limit, lease_us))
+        return self.ledger.transact_sync(
+            lambda tx, now: reserve.reserve(tx, now, self.worker, numbers, limit, lease_us)
+        )
 
     def closing(self, lease: Lease, outcome: Outcome, u: float = 0.5) -> Closing:
         return Closing(
@@ -128,7 +130,7 @@ class Desk:
 
     def end_all(self, closings: Sequence[Closing]) -> list[Closed]:
         return self.ledger.transact_sync(
-            lambda tx, now: work.close(tx, now, self.worker, closings, self.ledger.policy_in)
+            lambda tx, now: close.close(tx, now, self.worker, closings, self.ledger.policy_in)
         )
 
     def attempt(self, outcome: Outcome, seq: int | None = None) -> Lease:
@@ -156,7 +158,7 @@ class Desk:
 
     def reap(self) -> None:
         self.ledger.transact_sync(
-            lambda tx, now: work.reap(tx, now, 100, [0.5], frozenset(ROUTES), self.ledger.policy_in)
+            lambda tx, now: reap.reap(tx, now, 100, [0.5], frozenset(ROUTES), self.ledger.policy_in)
         )
 
     # -- operators

@@ -122,7 +122,7 @@ def test_reading_and_writing_do_not_wait_for_each_other(tmp_path: Path) -> None:
 def test_nothing_between_ready_and_leased_is_ever_visible(tmp_path: Path) -> None:
     """O-41: before the commit others see it waiting and uncharged, after it leased and charged."""
     from redrive.domain import identity
-    from redrive.ledger.sqlite import work as hot
+    from redrive.ledger.sqlite import reserve as hot
 
     subject = open_sqlite(tmp_path, HostClock(ManualTime()), fresh=True)
     other = open_sqlite(tmp_path, HostClock(ManualTime()), fresh=False)

@@ -154,9 +154,7 @@ def accept_events(
     ]
 
 
-def _accept_event_rows(
-    tx: Tx, now: int, events: Sequence[tuple[NewEvent, Sequence[NewDelivery]]]
-) -> list[int | None]:
+def _accept_event_rows(tx: Tx, now: int, events: Sequence[tuple[NewEvent, Sequence[NewDelivery]]]) -> list[int | None]:
     """A seq for each new event, None for each known one."""
     first = tx.rows(sql("event_next"))[0][0]
     rows = [

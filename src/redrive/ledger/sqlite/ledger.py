@@ -20,7 +20,9 @@ from redrive.domain.policy import Policy
 from redrive.domain.ports import Reaped
 from redrive.errors import EnvironmentMismatch, LedgerCorrupt, LedgerError, LedgerReadOnly
 from redrive.ledger import migrate
-from redrive.ledger.sqlite import work
+from redrive.ledger.sqlite import close as closing
+from redrive.ledger.sqlite import reap as reaping
+from redrive.ledger.sqlite import reserve as reserving
 from redrive.ledger.sqlite.clock import LedgerClock
 from redrive.ledger.sqlite.connect import connect, identify, path_of, translated
 from redrive.ledger.sqlite.statements import sql
@@ -162,17 +164,19 @@ class SqliteLedger:
         first = self._turn % len(routes)
         # No handler's backlog may keep the others from ever being claimed: each claim starts at another one.
         numbers = [identity.route_of(*route) for route in (*routes[first:], *routes[:first])]
-        return await self.writer.run(lambda tx, now: work.reserve(tx, now, worker, numbers, limit, lease_us), "reserve")
+        return await self.writer.run(
+            lambda tx, now: reserving.reserve(tx, now, worker, numbers, limit, lease_us), "reserve"
+        )
 
     async def close_attempts(self, worker: int, closings: Sequence[Closing]) -> list[Closed]:
-        return await self.writer.run(lambda tx, now: work.close(tx, now, worker, closings, self.policy_in), "close")
+        return await self.writer.run(lambda tx, now: closing.close(tx, now, worker, closings, self.policy_in), "close")
 
     async def extend(self, worker: int, leases: Sequence[tuple[int, int]], lease_us: int) -> set[int]:
-        return await self.writer.run(lambda tx, now: work.extend(tx, now, worker, leases, lease_us), "extend")
+        return await self.writer.run(lambda tx, now: reserving.extend(tx, now, worker, leases, lease_us), "extend")
 
     def extend_sync(self, worker: int, leases: Sequence[tuple[int, int]], lease_us: int) -> set[int]:
         """As :meth:`extend`, from the heart's thread."""
-        return self.transact_sync(lambda tx, now: work.extend(tx, now, worker, leases, lease_us), "extend")
+        return self.transact_sync(lambda tx, now: reserving.extend(tx, now, worker, leases, lease_us), "extend")
 
     async def reap(self, limit: int, u: Sequence[float], routes: Iterable[tuple[str, int]]) -> Reaped:
         own = frozenset(routes)
@@ -181,7 +185,7 @@ class SqliteLedger:
             known = set(own)
             for (text,) in tx.rows(sql("worker_live"), (now - _LIVE_US,)):
                 known.update((handler, version) for handler, version in json.loads(text))
-            return work.reap(tx, now, limit, u, frozenset(known), self.policy_in)
+            return reaping.reap(tx, now, limit, u, frozenset(known), self.policy_in)
 
         return await self.writer.run(operation, "reap")
 

@@ -1,28 +1,24 @@
-"""The worker's side of the ledger: reserve, close, extend, reap. Each function is one transaction's body."""
+"""Recording how attempts ended: the fence first, then what follows from the outcome. Each function is one
+transaction's body.
+"""
 
 from __future__ import annotations
 
 import json
-import logging
-import sqlite3
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from redrive.domain.decide import Decision, Entry, decide, settle
-from redrive.domain.delivery import Cause, Closed, Closing, Disposition, Hold, Lane, Lease, Standing
+from redrive.domain.delivery import Cause, Closed, Closing, Disposition, Hold, Lane, Standing
 from redrive.domain.outcome import WORKER_LOST, Category, Flag, OutcomeKind
 from redrive.domain.policy import Policy
-from redrive.domain.ports import Reaped
-from redrive.errors import RedriveError
 from redrive.ledger.sqlite import registry
 from redrive.ledger.sqlite.statements import sql
-from redrive.ledger.sqlite.tx import Params, RawTx, Row, Tx
+from redrive.ledger.sqlite.tx import Params, RawTx, Tx
 
-PRIORITIES: Final = (0, 1, 2, 3)
 PolicyOf = Callable[[Tx, int], Policy]
 _MOST: Final = 2**63 - 1
 """What a column holds: a target may ask for more, and that must not keep its attempt from being closed."""
-_log = logging.getLogger("redrive.ledger")
 
 _DURATION_BITS: Final = 40
 _DURATION_MAX: Final = (1 << _DURATION_BITS) - 1
@@ -33,7 +29,7 @@ _SUCCESS: Final = {
 _UNCHARGED: Final = (OutcomeKind.DEFERRED, OutcomeKind.INTERRUPTED)
 
 
-class _Row(NamedTuple):
+class StateRow(NamedTuple):
     """``state_find``, in its order."""
 
     disposition: int
@@ -57,58 +53,6 @@ class _Row(NamedTuple):
     scope: str | None
     destination: str
     policy_version: int
-
-
-def reserve(tx: RawTx, now: int, worker: int, routes: Sequence[int], limit: int, lease_us: int) -> list[Lease]:
-    """Charge and lease up to ``limit`` due deliveries: routes in the order given, then priority, then age."""
-    while True:
-        try:
-            rows = _due(tx, now, routes, limit)
-            break
-        except sqlite3.DataError:  # together their payloads are more than one value can hold
-            if limit == 1:
-                raise
-            limit = (limit + 1) // 2
-    if not rows:
-        return []
-    until = now + lease_us
-    seqs = json.dumps([row[0] for row in rows])
-    charged = tx.run(sql("reserve_update"), (seqs, now, worker, until))
-    if charged != len(rows):
-        raise AssertionError(f"reserved {charged} of {len(rows)} selected deliveries")
-    return [_lease(row, now, until) for row in rows]
-
-
-def _due(tx: RawTx, now: int, routes: Sequence[int], limit: int) -> list[list[Any]]:
-    rows: list[list[Any]] = []
-    select = sql("reserve_select")
-    for route in routes:
-        for priority in PRIORITIES:
-            rows += json.loads(tx.rows(select, (route, priority, now, limit - len(rows)))[0][0])
-            if len(rows) == limit:
-                return rows
-    return rows
-
-
-def _lease(row: list[Any], started_at: int, until: int) -> Lease:
-    """One row of ``reserve_select`` as the lease it has become."""
-    blob = bytes.fromhex
-    return Lease._make(
-        (
-            row[0],
-            blob(row[1]),
-            *row[2:11],
-            started_at,
-            until,
-            *row[11:15],
-            blob(row[15]),
-            blob(row[16]),
-            row[17],
-            blob(row[18]) or None,
-            row[19],
-            row[20],
-        )
-    )
 
 
 def close(tx: RawTx, now: int, worker: int, closings: Sequence[Closing], policy_of: PolicyOf) -> list[Closed]:
@@ -175,7 +119,7 @@ def close_one(tx: Tx, now: int, worker: int | None, c: Closing, policy_of: Polic
     found = tx.rows(sql("state_find"), (c.seq,))
     if not found:
         return Closed.MISSING
-    row = _Row._make(found[0])
+    row = StateRow._make(found[0])
     if c.fence == row.fence and row.disposition == Disposition.LEASED:
         standing = _standing(row)
         policy = policy_of(tx, row.policy_version)
@@ -189,13 +133,13 @@ def close_one(tx: Tx, now: int, worker: int | None, c: Closing, policy_of: Polic
 def close_held(tx: Tx, now: int, c: Closing, policy_of: PolicyOf) -> Closed:
     """Record an end only if the lease is still held; otherwise write nothing and say ``evidence``."""
     found = tx.rows(sql("state_find"), (c.seq,))
-    row = _Row._make(found[0]) if found else None
+    row = StateRow._make(found[0]) if found else None
     if row is None or row.fence != c.fence or row.disposition != Disposition.LEASED:
         return Closed.EVIDENCE
     return close_one(tx, now, row.leased_by, c, policy_of)
 
 
-def _standing(row: _Row) -> Standing:
+def _standing(row: StateRow) -> Standing:
     return Standing(
         Disposition(row.disposition),
         row.attempt,
@@ -206,7 +150,7 @@ def _standing(row: _Row) -> Standing:
     )
 
 
-def _apply(tx: Tx, now: int, worker: int | None, c: Closing, row: _Row, decision: Decision) -> None:
+def _apply(tx: Tx, now: int, worker: int | None, c: Closing, row: StateRow, decision: Decision) -> None:
     charged = decision.entry is Entry.ATTEMPT
     waiting = decision.disposition is Disposition.WAITING
     next_at = now + decision.delay_us if waiting else None
@@ -225,7 +169,7 @@ def _apply(tx: Tx, now: int, worker: int | None, c: Closing, row: _Row, decision
     elif row.deferrals == 0 or row.last_category != decision.category or decision.hold:
         # Repeated deferrals are coalesced: the count is on the state row, then on the attempt that follows.
         kind = "interrupted" if c.outcome.kind is OutcomeKind.INTERRUPTED else "deferred"
-        _transition(tx, now, c.seq, kind, row.generation, c.fence, decision.category)
+        note(tx, now, c.seq, kind, row.generation, c.fence, decision.category)
     tx.run(
         sql("state_close"),
         (
@@ -248,7 +192,7 @@ def _apply(tx: Tx, now: int, worker: int | None, c: Closing, row: _Row, decision
         assert decision.cause is not None
         bury(tx, now, c.seq, row, decision.cause, decision.category, decision.ambiguous)
     elif decision.disposition is Disposition.CANCELLED:
-        _transition(tx, now, c.seq, "cancelled", row.generation, c.fence, decision.category)
+        note(tx, now, c.seq, "cancelled", row.generation, c.fence, decision.category)
 
 
 def _release_if_enabled(tx: Tx, now: int, seq: int, destination: str) -> None:
@@ -258,7 +202,7 @@ def _release_if_enabled(tx: Tx, now: int, seq: int, destination: str) -> None:
         registry.hold_waiting(tx, now, destination, seq - 1, 1, hold=False, actor="redrive", reason="enabled")
 
 
-def bury(tx: Tx, now: int, seq: int, row: _Row, cause: Cause, category: str, ambiguous: bool) -> None:
+def bury(tx: Tx, now: int, seq: int, row: StateRow, cause: Cause, category: str, ambiguous: bool) -> None:
     """Write the dead letter: the evidence that this generation ended without success."""
     attempts, first_at, last_at = tx.rows(sql("attempt_span"), (seq, row.generation))[0]
     tx.run(
@@ -282,7 +226,7 @@ def bury(tx: Tx, now: int, seq: int, row: _Row, cause: Cause, category: str, amb
     )
 
 
-def _transition(
+def note(
     tx: Tx,
     now: int,
     seq: int,
@@ -296,7 +240,7 @@ def _transition(
     tx.run(sql("transition_insert"), (seq, now, kind, generation, fence, category, actor, reason))
 
 
-def _late(tx: Tx, now: int, c: Closing, row: _Row, policy_of: PolicyOf) -> Closed:
+def _late(tx: Tx, now: int, c: Closing, row: StateRow, policy_of: PolicyOf) -> Closed:
     """A report about a reservation that has already ended, or whose fence has been passed."""
     recorded = tx.rows(sql("attempt_find"), (c.seq, c.fence))
     if recorded and recorded[0][0] == c.outcome.kind:
@@ -323,116 +267,11 @@ def _late(tx: Tx, now: int, c: Closing, row: _Row, policy_of: PolicyOf) -> Close
                 row.own_faults,
             ),
         )
-        _transition(tx, now, c.seq, f"late_{c.outcome.kind}", row.generation, c.fence, c.outcome.category)
+        note(tx, now, c.seq, f"late_{c.outcome.kind}", row.generation, c.fence, c.outcome.category)
         return Closed.LATE_ACCEPTED
     kind = f"evidence_{c.outcome.kind}"
     for known in (kind, f"late_{c.outcome.kind}"):
         if tx.rows(sql("transition_known"), (c.seq, known, c.fence, c.outcome.category)):
             return Closed.ALREADY
-    _transition(tx, now, c.seq, kind, row.generation, c.fence, c.outcome.category)
+    note(tx, now, c.seq, kind, row.generation, c.fence, c.outcome.category)
     return Closed.EVIDENCE
-
-
-def extend(tx: RawTx, now: int, worker: int, leases: Iterable[tuple[int, int]], lease_us: int) -> set[int]:
-    """Extend leases that are still held; returns the seqs that are not."""
-    statement, until = sql("extend"), now + lease_us
-    lost = {seq for seq, fence in leases if not tx.rows(statement, (seq, fence, worker, until))}
-    tx.run(sql("worker_seen"), (worker, now))
-    return lost
-
-
-def reap(
-    tx: RawTx,
-    now: int,
-    limit: int,
-    u: Sequence[float],
-    known: frozenset[tuple[str, int]],
-    policy_of: PolicyOf,
-) -> Reaped:
-    """End expired leases by the same policy as an error, and waiting work past its age budget.
-
-    ``known`` is every (handler, envelope version) that some live worker executes: it tells an age that ran out
-    in waiting for a decoder or a handler from one that simply ran out. ``u`` is cycled through.
-    """
-    handlers = {handler for handler, _ in known}
-
-    def lost(index: int, lease: Row) -> None:
-        seq, fence, generation, attempt, started_at, deferrals, worker = lease
-        closing = Closing(
-            seq,
-            fence,
-            generation,
-            attempt,
-            started_at,
-            deferrals,
-            WORKER_LOST,
-            u[index % len(u)],
-            max(0, now - started_at),
-        )
-        close_one(tx, now, worker, closing, policy_of)
-
-    def aged(_: int, waiting: Row) -> None:
-        seq, envelope_version = waiting
-        _expire(tx, now, seq, envelope_version, handlers, known)
-
-    leases = _each(tx, sql("reap_leases"), now, limit, lost)
-    ages = _each(tx, sql("reap_ages"), now, limit, aged)
-    return Reaped(leases, ages, more=limit in (leases, ages))
-
-
-def _each(tx: RawTx, select: str, now: int, limit: int, act: Callable[[int, Row], None]) -> int:
-    """``act`` on up to ``limit`` rows, each alone: one that the ledger refuses to change stops no other."""
-    done = refused = 0
-    while done < limit and (rows := tx.rows(select, (now, limit - done, refused))):
-        for row in rows:
-            tx.conn.execute("SAVEPOINT delivery")
-            try:
-                act(done, row)
-            except (RedriveError, sqlite3.IntegrityError) as exc:
-                tx.conn.execute("ROLLBACK TO delivery")
-                if not refused:
-                    _log.error("delivery %d cannot be reaped: %s", row[0], exc)
-                refused += 1
-            else:
-                done += 1
-            tx.conn.execute("RELEASE delivery")
-    return done
-
-
-def _expire(
-    tx: Tx,
-    now: int,
-    seq: int,
-    envelope_version: int,
-    handlers: set[str],
-    known: frozenset[tuple[str, int]],
-) -> None:
-    """End waiting work whose age budget has run out; never attempted, it may have lacked a reader."""
-    row = _Row._make(tx.rows(sql("state_find"), (seq,))[0])
-    category = row.last_category
-    if row.attempt == 0:
-        if row.handler not in handlers:
-            category = Category.UNKNOWN_HANDLER
-        elif (row.handler, envelope_version) not in known:
-            category = Category.UNDECODABLE
-        elif row.hold == Hold.DESTINATION_DISABLED:
-            category = Category.DESTINATION_DISABLED
-    category = category or Category.AGE
-    _transition(tx, now, seq, "expired", row.generation, row.fence, category)
-    tx.run(
-        sql("state_close"),
-        (
-            seq,
-            row.fence,
-            int(Disposition.DEAD),
-            row.attempt,
-            row.available_at,
-            None,
-            0,
-            row.deferrals,
-            row.ambiguous,
-            category,
-            row.own_faults,
-        ),
-    )
-    bury(tx, now, seq, row, Cause.AGE_EXHAUSTED, category, bool(row.ambiguous))
