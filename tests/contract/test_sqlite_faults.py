@@ -32,10 +32,10 @@ from redrive.domain import identity
 from redrive.domain.delivery import Closed, Enqueued, NewDelivery
 from redrive.domain.policy import DAY, SECOND
 from redrive.errors import LedgerFull
-from redrive.ledger.sqlite import close as closing
+from redrive.ledger.sqlite import close as closes
 from redrive.ledger.sqlite import enqueue
-from redrive.ledger.sqlite import reap as reaping
-from redrive.ledger.sqlite import reserve as reserving
+from redrive.ledger.sqlite import reap as reaps
+from redrive.ledger.sqlite import reserve as reserves
 from redrive.ledger.sqlite.tx import Params, RawTx, Row
 
 ROUTE = identity.route_of(*JOB)
@@ -99,7 +99,7 @@ def enqueuing(subject: SqliteSubject, time: ManualTime) -> Doing:
 def reserving(subject: SqliteSubject, time: ManualTime) -> Doing:
     accept(subject, "a", "b", priority=0)
     accept(subject, "c", priority=3)
-    return lambda tx, now: reserving.reserve(tx, now, 1, [ROUTE], 10, LEASE)
+    return lambda tx, now: reserves.reserve(tx, now, 1, [ROUTE], 10, LEASE)
 
 
 def ending(subject: SqliteSubject, time: ManualTime) -> Doing:
@@ -107,7 +107,7 @@ def ending(subject: SqliteSubject, time: ManualTime) -> Doing:
     leases = reserve(subject)
     ends = [DELIVERED, RETRYABLE, PERMANENT, NO_OP, OWN_FAULT, DELIVERED]
     closings = [closing_of(lease, outcome) for lease, outcome in zip(leases, ends, strict=True)]
-    return lambda tx, now: closing.close(tx, now, 1, closings, subject.policy_in)
+    return lambda tx, now: closes.close(tx, now, 1, closings, subject.policy_in)
 
 
 def ending_late(subject: SqliteSubject, time: ManualTime) -> Doing:
@@ -116,7 +116,7 @@ def ending_late(subject: SqliteSubject, time: ManualTime) -> Doing:
     time.now += LEASE
     asyncio.run(subject.reap(10, [0.0], [JOB]))
     closings = [closing_of(leases[0], DELIVERED), closing_of(leases[1], PERMANENT)]
-    return lambda tx, now: closing.close(tx, now, 1, closings, subject.policy_in)
+    return lambda tx, now: closes.close(tx, now, 1, closings, subject.policy_in)
 
 
 def reaping(subject: SqliteSubject, time: ManualTime) -> Doing:
@@ -126,7 +126,7 @@ def reaping(subject: SqliteSubject, time: ManualTime) -> Doing:
     leases = reserve(subject, 2)
     assert len(leases) == 2
     time.now += LEASE
-    return lambda tx, now: reaping.reap(tx, now, 10, [0.0], frozenset([JOB]), subject.policy_in)
+    return lambda tx, now: reaps.reap(tx, now, 10, [0.0], frozenset([JOB]), subject.policy_in)
 
 
 @pytest.mark.parametrize("doing", [publishing, enqueuing, reserving, ending, ending_late, reaping])
