@@ -10,12 +10,14 @@ The first layer that says something wins:
 
 Within a file, the table ``[profile.NAME]`` (``[tool.redrive.profile.NAME]`` in ``pyproject.toml``) lies over the
 rest when ``--profile NAME`` or ``REDRIVE_PROFILE`` chooses it. A setting that a layer does not mention is unset
-there, which is not the same as a default. No setting holds a secret: secrets are references on destinations.
+there, which is not the same as a default. No setting holds a secret: secrets are references on destinations, and a
+``REDRIVE_`` variable with ``SECRET`` in its name is theirs. Every other unknown one is an error.
 """
 
 from __future__ import annotations
 
 import difflib
+import getpass
 import os
 import socket
 import tomllib
@@ -66,20 +68,10 @@ _OTHER_NAMES: Final = {
 
 def default_actor() -> str:
     """``user@host`` of this process, for the audit trail."""
-    name = os.environ.get("LOGNAME") or os.environ.get("USER") or _account()
     try:
-        return check_label(f"{name}@{socket.gethostname()}", "actor")
-    except InvalidInput:
+        return check_label(f"{getpass.getuser()}@{socket.gethostname()}", "actor")
+    except (InvalidInput, ImportError, KeyError, OSError):  # no such account, or a name that cannot be shown
         return f"uid-{os.getuid()}@localhost"
-
-
-def _account() -> str:
-    try:
-        import pwd
-
-        return pwd.getpwuid(os.getuid()).pw_name
-    except (ImportError, KeyError):
-        return f"uid-{os.getuid()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,14 +321,6 @@ def _ledger(raw: Any, text: bool) -> str:
     return str(raw)
 
 
-def _slug(raw: Any, text: bool) -> str:
-    return check_slug(raw, "environment")
-
-
-def _label(name: str) -> Callable[[Any, bool], str]:
-    return lambda raw, text: check_label(raw, name)
-
-
 def _app(raw: Any, text: bool) -> str:
     module, _, attribute = _text(raw).partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
@@ -431,7 +415,7 @@ def _ports(raw: Any, text: bool) -> tuple[int, ...]:
 
 _READERS: Final[Mapping[str, Callable[[Any, bool], Any]]] = {
     "ledger": _ledger,
-    "environment": _slug,
+    "environment": lambda raw, text: check_slug(raw, "environment"),
     "app": _app,
     "slots": _count("slots"),
     "lease": _seconds("lease_s"),
@@ -444,6 +428,6 @@ _READERS: Final[Mapping[str, Callable[[Any, bool], Any]]] = {
     "allowed_private": _networks,
     "allowed_ports": _ports,
     "allow_http": _boolean,
-    "tenant": _label("tenant"),
-    "actor": _label("actor"),
+    "tenant": lambda raw, text: check_label(raw, "tenant"),
+    "actor": lambda raw, text: check_label(raw, "actor"),
 }

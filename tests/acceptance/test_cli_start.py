@@ -318,6 +318,22 @@ def test_completion_knows_commands_destinations_and_handlers(folder: Path) -> No
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
+def test_long_work_shows_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from redrive.cli.output import Mode, Output, Progress
+
+    monkeypatch.setattr(Progress, "EVERY_S", 0.0)
+    with Output().progress("verifying") as progress:
+        progress(1000, 5000)
+        progress(2000)
+    assert capsys.readouterr() == ("", "verifying: 1,000 of 5,000\nverifying: 2,000\n")
+    for silent in (Output(Mode.JSON), Output(verbosity=-1)):
+        with silent.progress("verifying") as progress:
+            progress(1, 2)
+    assert capsys.readouterr() == ("", "")
+
+
 # The application.
 
 

@@ -183,6 +183,8 @@ def test_a_poison_job_kills_its_worker_exactly_as_often_as_its_budget(folder: Pa
     ran = call("worker", "--processes", "2", "--until-idle", *timing, cwd=folder)
     assert ran.code == 0
     assert ran.err.count("was ended by SIGKILL") == 3
+    pauses = sorted(float(line.split()[-2]) for line in ran.err.splitlines() if "starting it again" in line)
+    assert pauses in ([0.5, 0.5, 1.0], [0.5, 1.0, 2.0])
     assert (counts(folder)["dead"], counts(folder)["delivered"]) == (1, 1)
     assert "worker_lost" in call("dead", "count", cwd=folder).out
     assert clean(folder)
@@ -236,6 +238,53 @@ def test_children_get_the_same_settings(folder: Path) -> None:
         *("--allowed-ports", "443", "--allowed-ports", "8080", "--config", "c.toml", "--profile", "p"),
         *("--until-idle", "-v"),
     ]
+
+
+SUPERVISED = """
+import sys
+from redrive.worker.processes import Supervisor
+
+def command(fd):
+    return [sys.executable, "-c", sys.argv[1]]
+
+sys.exit(Supervisor(command, 2, drain_s=0.1, linger_s=0.1, first_pause_s=0.01, report=print).run())
+"""
+
+
+def supervised(folder: Path, child: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", SUPERVISED, child],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_child_that_does_not_drain_is_killed_in_the_end(folder: Path, running: list[subprocess.Popen[str]]) -> None:
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); open('up', 'a').write('x'); time.sleep(60)"
+    process = supervised(folder, stubborn)
+    running.append(process)
+    until(lambda: (folder / "up").exists() and (folder / "up").read_text() == "xx")
+    process.terminate()
+    ran = finished(process)
+    assert ran.code == 128 + signal.SIGKILL
+    assert "outlived its drain" in ran.out
+
+
+def test_the_worst_status_counts(folder: Path, running: list[subprocess.Popen[str]]) -> None:
+    """Both drain, and one of them ends badly."""
+    child = (
+        "import os, signal, sys, time; fd = os.open('first', os.O_CREAT | os.O_WRONLY | os.O_APPEND); "
+        "os.write(fd, b'x'); code = 7 if os.fstat(fd).st_size == 2 else 0; "
+        "signal.signal(15, lambda *a: sys.exit(code)); open('ready', 'a').write('x'); time.sleep(60)"
+    )
+    process = supervised(folder, child)
+    running.append(process)
+    until(lambda: (folder / "ready").exists() and (folder / "ready").read_text() == "xx")
+    process.terminate()
+    assert finished(process).code == 7
 
 
 # A person at a terminal.

@@ -160,6 +160,7 @@ def test_a_disabled_destinations_events_are_held_and_released_by_enable(tmp_path
         waiting = app.publish("order.paid", 1, event_id="before").deliveries[0]
         assert app.destinations.disable("a", reason="maintenance") == 1
         born = app.publish("order.paid", 1, event_id="while").deliveries[0]
+        assert seen(app, born).hold == "destination_disabled"  # before any worker has looked
         drain(app)
         for one in (waiting, born):
             view = seen(app, one)

@@ -111,7 +111,7 @@ def names_used() -> set[str]:
     """Every statement that accepting, working and reaping run."""
     root = files("redrive.ledger.sqlite")
     found: set[str] = set()
-    for module in ("enqueue", "work", "writer", "ledger"):
+    for module in ("enqueue", "reserve", "close", "reap", "writer", "ledger"):
         found |= set(re.findall(r'sql\("(\w+)"\)', root.joinpath(f"{module}.py").read_text(encoding="utf-8")))
     return found
 

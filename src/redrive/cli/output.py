@@ -184,12 +184,15 @@ class Output:
 
     def tell(self, text: str) -> None:
         """A line on stderr that is always shown."""
-        self.err.print(Text(safe(text)), soft_wrap=True)
+        self.err.print(Text(safe(text)), soft_wrap=not self.err.is_terminal)
 
     def warn(self, text: str) -> None:
         """Something a person should look at, on stderr; not beside JSON, where stderr is for one error document."""
         if self.is_table:
-            self.err.print(Text("warning: ", style="bold yellow").append(safe(text), style="not bold"), soft_wrap=True)
+            self.err.print(
+                Text("warning: ", style="bold yellow").append(safe(text), style="not bold"),
+                soft_wrap=not self.err.is_terminal,
+            )
 
     def error(self, error: RedriveError) -> None:
         """What went wrong, and what to do about it; in the JSON modes one document."""
@@ -201,10 +204,14 @@ class Output:
             sys.stderr.write(json.dumps({"error": dict(shown)}) + "\n")
             return
         self.err.print(
-            Text("error: ", style="bold red").append(safe(shown["message"]), style="not bold"), soft_wrap=True
+            Text("error: ", style="bold red").append(safe(shown["message"]), style="not bold"),
+            soft_wrap=not self.err.is_terminal,
         )
         if shown.get("hint"):
-            self.err.print(Text("hint: ", style="bold").append(safe(shown["hint"]), style="not bold"), soft_wrap=True)
+            self.err.print(
+                Text("hint: ", style="bold").append(safe(shown["hint"]), style="not bold"),
+                soft_wrap=not self.err.is_terminal,
+            )
 
     def confirm(self, question: str, *, yes: bool) -> None:
         """Return if a person agrees. Raises :class:`NotConfirmed`, also where nobody can be asked."""

@@ -98,6 +98,11 @@ class Session:
         """The operator's use-cases on the ledger."""
         return self.app().operations
 
+    @property
+    def drain_s(self) -> float:
+        """How long a drain is, as far as that is known yet."""
+        return self.settings.drain if self._app is None else self._app.worker_settings.drain_s
+
     def now(self) -> int:
         """Ledger time, in microseconds."""
         return self.app().ledger.estimate()

@@ -53,7 +53,8 @@ def worker(session: Session, until_idle: UntilIdle = False, parent_pipe: ParentP
     if parent_pipe is not None:
         from redrive.worker.processes import stop_with_parent
 
-        stop_with_parent(parent_pipe, session.settings.drain)
+        # Watched from here on, though the application, which may say how long a drain is, is imported later.
+        stop_with_parent(parent_pipe, lambda: session.drain_s)
         return _work(session, "worker", until_idle, announce=False)
     if session.settings.processes == 1:
         return _work(session, "worker", until_idle)

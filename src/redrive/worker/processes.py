@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 FIRST_PAUSE_S: Final = 0.5
 LAST_PAUSE_S: Final = 30.0
@@ -57,6 +57,7 @@ class Supervisor:
         until_idle: bool = False,
         report: Callable[[str], None],
         first_pause_s: float = FIRST_PAUSE_S,
+        linger_s: float = LINGER_S,
     ) -> None:
         self._command = command
         self._children = [_Child(number + 1) for number in range(count)]
@@ -64,6 +65,7 @@ class Supervisor:
         self._until_idle = until_idle
         self._report = report
         self._first_pause_s = first_pause_s
+        self._linger_s = linger_s
         self._signals = 0
         self._forwarded = 0
         self._first_signal = ""
@@ -142,7 +144,7 @@ class Supervisor:
         return self._kill_at is not None and time.monotonic() >= self._kill_at
 
     def _stop(self) -> None:
-        self._kill_at = time.monotonic() + self._drain_s + LINGER_S
+        self._kill_at = time.monotonic() + self._drain_s + self._linger_s
         for child in self._children:
             child.restart_at = None
             if child.process is not None:
@@ -230,11 +232,11 @@ def _how(code: int) -> str:
     return f"was ended by signal {-code}"
 
 
-def stop_with_parent(fd: int, drain_s: float, *, end: Callable[[int], Any] = os._exit) -> threading.Thread:
+def stop_with_parent(fd: int, drain_s: Callable[[], float]) -> threading.Thread:
     """In a child: drain when the supervisor is gone, however it went, and end if the drain does not.
 
     ``fd`` is the reading end of a pipe whose writing end only the supervisor holds: the kernel closes it with that
-    process, even on SIGKILL.
+    process, even on SIGKILL. ``drain_s`` is asked when that happens.
     """
     os.set_inheritable(fd, False)
 
@@ -243,8 +245,8 @@ def stop_with_parent(fd: int, drain_s: float, *, end: Callable[[int], Any] = os.
             while os.read(fd, 1):
                 pass
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(drain_s + LINGER_S)
-        end(1)
+        time.sleep(drain_s() + LINGER_S)
+        os._exit(1)
 
     thread = threading.Thread(target=watch, name="redrive-parent", daemon=True)
     thread.start()

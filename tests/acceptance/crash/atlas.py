@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.acceptance.crash.rig import ROOT
-from tests.acceptance.crash.story import Story, tell_all
+from tests.acceptance.crash.story import JOB, RUNS, WEBHOOK, Story, tell_all
 
 from redrive.failpoint import NAMES
 
@@ -47,18 +47,20 @@ charged before anything was sent, so the ledger still knows that it began. When 
 it as `unknown` (it may have taken effect) with the category `worker_lost`, and the delivery is sent again, with the
 same delivery ID, so that the receiver can tell that it has seen it. Nothing is lost, and what came twice is explained.
 
-How to read it: *leased* means that an attempt is charged and open; a lease of {lease:g} s that nobody extends is
-ended by the next worker's reaper. In each run {events} events and {jobs} Python jobs were handed over, the process was
-killed the first time it passed the failpoint, and one healthy worker then ran until nothing was left to do. The offline
-checker and `redrive verify` were clean after every one. One event is refused with 400 and one job refuses itself: these
-two dead letters belong to every run, and so does one attempt recorded unknown, for a request that is never answered.
+How to read it: *leased* means that an attempt is charged and open; a lease of {lease:g} s that nobody extends is ended
+by the next worker's reaper. In each run the process was killed the first time it passed the failpoint, with nothing but
+webhooks or nothing but jobs to do; then the rest of {events} events and {jobs} Python jobs was handed over, and one
+healthy worker ran until nothing was left. The offline checker and `redrive verify` were clean after every run. One
+event is refused with 400 and one job refuses itself: these two dead letters belong to every run, and so does one
+attempt recorded unknown, for a request that is never answered. Times run from the kill and include starting two Python
+processes, one to hand over the rest and one to work.
 
 Written by `python -m tests.acceptance.crash.atlas`; `make test` repeats the runs and compares.
 
 """
 
 
-def render(stories: Mapping[str, Story]) -> str:
+def render(stories: Mapping[tuple[str, str], Story]) -> str:
     """The page."""
     from tests.acceptance.crash.scenario import Scenario
 
@@ -67,14 +69,21 @@ def render(stories: Mapping[str, Story]) -> str:
     parts = [_INTRO.format(lease=scenario.lease, events=events, jobs=jobs)]
     parts.append("| killed at | the outside has seen | the ledger says right after | what happens next |\n")
     parts.append("|---|---|---|---|\n")
-    parts += [f"{row(stories[name])}\n" for name in NAMES]
-    parts += [_section(stories[name]) for name in NAMES]
+    parts += [f"{row(stories[run])}\n" for run in RUNS]
+    for name in NAMES:
+        parts.append(f'\n<a id="{_anchor(name)}"></a>\n\n## {name}\n\nThe process died {WHERE[name]}.\n')
+        parts += [_section(stories[name, kind]) for kind in (WEBHOOK, JOB) if (name, kind) in stories]
     return "".join(parts)
 
 
 def row(story: Story) -> str:
     """The failpoint's line of the table."""
-    cells = [f"[{story.failpoint}](#{_anchor(story.failpoint)})", seen(story), ledger(story), following(story)]
+    cells = [
+        f"{story.kind} at [{story.failpoint}](#{_anchor(story.failpoint)})",
+        seen(story),
+        ledger(story),
+        following(story),
+    ]
     return f"| {' | '.join(cells)} |"
 
 
@@ -83,7 +92,7 @@ def _anchor(name: str) -> str:
 
 
 def _requests(story: Story, items: tuple[tuple[str, str], ...]) -> str:
-    if story.webhook:
+    if story.kind == WEBHOOK:
         return "; ".join(f"request {attempt}, answered {answer}" for attempt, answer in items)
     words = {"start": "handler called", "effect": "effect made"}
     return "; ".join(f"{words[step]} in attempt {attempt}" for attempt, step in items)
@@ -124,12 +133,13 @@ def following(story: Story) -> str:
 
 def _section(story: Story) -> str:
     name = story.failpoint
-    subject = f"a webhook to the destination `{story.subject}`" if story.webhook else f"a job for `{story.subject}`"
+    subject = (
+        f"a webhook to the destination `{story.subject}`" if story.kind == WEBHOOK else f"a job for `{story.subject}`"
+    )
     totals = ", ".join(f"{count} {word}" for word, count in sorted(story.totals_at_kill.items())) or "none"
     s = story.summary
     lines = [
-        f'\n<a id="{_anchor(name)}"></a>\n\n## {name}\n',
-        f"- **Where it died:** {WHERE[name]}; busy with {subject}.",
+        f"\n### {name}: {story.kind}\n\nIt was busy with {subject}.\n",
         f"- **The outside had seen:** {seen(story)}.",
         f"- **The ledger said right after:** {ledger(story)}. All deliveries: {totals}.",
         f"- **What happened next:** {following(story)}.",
@@ -160,7 +170,7 @@ def structure(text: str) -> list[str]:
     for line in text.splitlines():
         if line.startswith("| "):
             lines.append("|".join(line.split("|")[:4]))
-        elif line.startswith(("#", "- **Where it died:**")):
+        elif line.startswith(("#", "The process died")):
             lines.append(line)
     return lines
 
@@ -168,13 +178,13 @@ def structure(text: str) -> list[str]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         stories = tell_all(Path(folder))
-    told: dict[str, Story] = {}
-    for name, story in stories.items():
+    told: dict[tuple[str, str], Story] = {}
+    for run, story in stories.items():
         if isinstance(story, BaseException):
             raise story
-        told[name] = story
+        told[run] = story
     PAGE.write_text(render(told), encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(ROOT)}: {len(told)} failpoints")
+    print(f"wrote {PAGE.relative_to(ROOT)}: {len(NAMES)} failpoints, {len(told)} runs")
 
 
 if __name__ == "__main__":

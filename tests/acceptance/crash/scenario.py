@@ -63,9 +63,6 @@ class Scenario:
         default_factory=lambda: {"plain": 2, "sync": 2, "again": 1, "refused": 1, "ledgered": 1, "slow": 1}
     )
     """Jobs by handler."""
-    jobs_delay: float = 0.0
-    at_once: tuple[str, ...] = ()
-    """Handlers whose jobs are not delayed."""
     lease: float = 0.5
     slots: int = 32
     threads: int = 8
@@ -91,8 +88,7 @@ class Scenario:
 
     @staticmethod
     def load(folder: Path) -> Scenario:
-        stored = json.loads((folder / "scenario.json").read_text())
-        return Scenario(**{**stored, "at_once": tuple(stored["at_once"])})
+        return Scenario(**json.loads((folder / "scenario.json").read_text()))
 
 
 def ledger_path(folder: Path) -> Path:
@@ -240,9 +236,7 @@ def produce(folder: Path, scenario: Scenario) -> None:
             else:
                 delivery = identity.to_text("dlv", identity.delivery_id(name, "default", key))
                 log.tried(deliveries=[delivery])
-                job = app.enqueue(
-                    name, payload, key=key, delay=0.0 if name in scenario.at_once else scenario.jobs_delay
-                )
+                job = app.enqueue(name, payload, key=key)
                 log.acknowledged([job.delivery_id], digest)
     log.close()
 

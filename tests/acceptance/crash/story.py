@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +14,18 @@ from tests.acceptance.crash.scenario import CLOSES_IN, Scenario
 from redrive.failpoint import NAMES
 from redrive.testing.receiver import Receiver
 
-JOBS_LATER_S: Final = 1.0
-AT_ONCE: Final = {"close_in.before_commit": (CLOSES_IN,), "extend.before_commit": ("slow",)}
-"""Failpoints that only these handlers' jobs pass: there the jobs come first, elsewhere the webhooks."""
 AT_A_TIME: Final = 3
+WEBHOOK, JOB = "webhook", "job"
+_JOBS_ONLY: Final = {"close_in.before_commit": CLOSES_IN, "extend.before_commit": "slow"}
+"""Failpoints that take a handler of their own, so that nothing else is in their way."""
+_WEBHOOKS_ONLY: Final = ("connect.before", "send.before", "send.after", "receive.head")
+RUNS: Final = tuple(
+    (name, kind)
+    for name in NAMES
+    for kind in (WEBHOOK, JOB)
+    if not (name in _JOBS_ONLY and kind == WEBHOOK) and not (name in _WEBHOOKS_ONLY and kind == JOB)
+)
+"""Every failpoint with every kind of work that passes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +47,10 @@ class Story:
     """What one kill came to. Times are milliseconds after the kill."""
 
     failpoint: str
+    kind: str
+    """``webhook`` or ``job``."""
     subject: str
     """What the process was busy with: a destination or a handler."""
-    webhook: bool
     at_kill: Standing
     at_end: Standing
     next_start_ms: int | None
@@ -51,23 +60,29 @@ class Story:
     """The checker's report at the end."""
 
 
-def tell(name: str, folder: Path, process: Receiver, prefix: str) -> Story:
-    """Kill at ``name``, first time it is passed, one slot; then finish, check and describe. Asserts the contract."""
-    first = AT_ONCE.get(name, ())
-    scenario = Scenario(process.port, prefix, jobs_delay=JOBS_LATER_S, at_once=first)
-    with Rig(folder, process, scenario) as rig:
+def tell(name: str, kind: str, folder: Path, process: Receiver) -> Story:
+    """Kill at ``name``, first time it is passed, one slot; then finish, check and describe. Asserts the contract.
+
+    Only work of ``kind`` is there when the process dies, so that a run is the same on a slow machine; the rest is
+    handed over afterwards.
+    """
+    whole = Scenario(process.port, prefix(name, kind))
+    jobs = {_JOBS_ONLY[name]: 1} if name in _JOBS_ONLY else {"plain": 2}
+    first = replace(whole, jobs={}) if kind == WEBHOOK else replace(whole, events={}, jobs=jobs)
+    with Rig(folder, process, first) as rig:
         if name.startswith("enqueue."):
             assert rig.run("produce", f"{name}:1") == KILLED, rig.complaints()
             killed_at = time.time_ns() // 1000
-            subject, at_kill, totals = _look(rig, name)
-            rig.produce()
+            subject, at_kill, totals = _look(rig, name, kind)
         else:
             rig.produce()
             if name.startswith("reap."):
                 assert rig.run("work", "reserve.after_commit:1", 1) == KILLED, rig.complaints()
             assert rig.run("work", f"{name}:1", 1) == KILLED, rig.complaints()
             killed_at = time.time_ns() // 1000
-            subject, at_kill, totals = _look(rig, name)
+            subject, at_kill, totals = _look(rig, name, kind)
+        whole.save(folder)
+        rig.produce()
         rig.finish()
         report = rig.assert_sound()
         row = next(row for row in rig.deliveries() if row["key"] == subject)
@@ -75,8 +90,8 @@ def tell(name: str, folder: Path, process: Receiver, prefix: str) -> Story:
         again = [start for start in starts if start > 0]
         return Story(
             name,
+            kind,
             subject.rpartition("-")[0],
-            row["handler"] == "webhook",
             at_kill,
             _standing(rig, row),
             min(again) // 1000 if again else None,
@@ -85,14 +100,19 @@ def tell(name: str, folder: Path, process: Receiver, prefix: str) -> Story:
         )
 
 
-def _look(rig: Rig, name: str) -> tuple[str, Standing, dict[str, int]]:
+def prefix(name: str, kind: str) -> str:
+    """Where a run's requests arrive."""
+    return f"/{name}/{kind}"
+
+
+def _look(rig: Rig, name: str, kind: str) -> tuple[str, Standing, dict[str, int]]:
     """The ledger and the receiver's log as the kill left them: whom it hit, how that stands, and all by disposition."""
     rows = rig.deliveries()
     totals: dict[str, int] = {}
     for row in rows:
         totals[row["disposition"]] = totals.get(row["disposition"], 0) + 1
     if not rows:
-        return "ok-0", Standing("absent", 0, 0, (), ()), totals
+        return "ok-0" if kind == WEBHOOK else "plain-0", Standing("absent", 0, 0, (), ()), totals
     lost = [row for row in rows if any(a["category"] == "worker_lost" for a in rig.attempts(row["seq"]))]
     leased = sorted((row for row in rows if row["disposition"] == "leased"), key=lambda row: row["started_at"])
     touched = [row for row in rows if row["fence"] > 0]
@@ -110,15 +130,18 @@ def _standing(rig: Rig, row: dict[str, Any]) -> Standing:
     return Standing(row["disposition"], row["attempt"], row["fence"], attempts, tuple(seen))
 
 
-def tell_all(folder: Path) -> dict[str, Story | BaseException]:
-    """Every failpoint once, a few at a time: most of a run is waiting for a lease to end."""
-    prefixes = {name: f"/{name}" for name in NAMES}
+Stories = dict[tuple[str, str], Story | BaseException]
 
-    def told(name: str) -> Story | BaseException:
+
+def tell_all(folder: Path) -> Stories:
+    """Every run once, a few at a time: most of a run is waiting for a lease to end."""
+
+    def told(run: tuple[str, str]) -> Story | BaseException:
         try:
-            return tell(name, folder / name, process, prefixes[name])
+            return tell(*run, folder / "-".join(run), process)
         except BaseException as exc:
             return exc
 
-    with receiver(folder / "receiver", list(prefixes.values())) as process, ThreadPoolExecutor(AT_A_TIME) as pool:
-        return dict(zip(NAMES, pool.map(told, NAMES), strict=True))
+    prefixes = [prefix(*run) for run in RUNS]
+    with receiver(folder / "receiver", prefixes) as process, ThreadPoolExecutor(AT_A_TIME) as pool:
+        return dict(zip(RUNS, pool.map(told, RUNS), strict=True))

@@ -10,7 +10,7 @@ import pytest
 from tests.acceptance.crash.atlas import PAGE, WHERE, render, structure
 from tests.acceptance.crash.rig import KILLED, Rig, receiver
 from tests.acceptance.crash.scenario import Scenario
-from tests.acceptance.crash.story import Story, tell_all
+from tests.acceptance.crash.story import JOB, RUNS, WEBHOOK, Stories, Story, tell_all
 
 from redrive.failpoint import NAMES
 from redrive.testing.receiver import Receiver
@@ -18,6 +18,7 @@ from redrive.testing.receiver import Receiver
 MOST_PASSES = 200
 SENT = (("0.1", "200"),)
 CALLED = (("0.1", "start"),)
+DONE = (*CALLED, ("0.1", "effect"))
 LOST = ((1, "unknown", "worker_lost"),)
 AT_KILL = {
     "enqueue.before_commit": ("absent", 0, (), ()),
@@ -41,12 +42,12 @@ AT_KILL = {
 
 
 @pytest.fixture(scope="module")
-def stories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story | BaseException]:
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Stories:
     return tell_all(tmp_path_factory.mktemp("failpoints"))
 
 
-def _story(stories: dict[str, Story | BaseException], name: str) -> Story:
-    story = stories[name]
+def _story(stories: Stories, name: str, kind: str) -> Story:
+    story = stories[name, kind]
     if isinstance(story, BaseException):
         raise story
     return story
@@ -54,27 +55,30 @@ def _story(stories: dict[str, Story | BaseException], name: str) -> Story:
 
 def test_every_failpoint_has_its_place_and_its_expectation() -> None:
     assert tuple(WHERE) == tuple(AT_KILL) == NAMES
+    assert {name for name, _ in RUNS} == set(NAMES)
+    assert {kind for _, kind in RUNS} == {WEBHOOK, JOB}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_killed_once_everything_is_delivered_and_every_log_agrees(
-    stories: dict[str, Story | BaseException], name: str
-) -> None:
-    story = _story(stories, name)  # raises what the run raised: the kill, the checker and verify are asserted there
+@pytest.mark.parametrize(("name", "kind"), RUNS)
+def test_killed_once_everything_is_delivered_and_every_log_agrees(stories: Stories, name: str, kind: str) -> None:
+    story = _story(stories, name, kind)  # raises what the run raised: it asserts the kill, the checker and verify
     standing = story.at_kill
-    assert (standing.disposition, standing.attempt, standing.attempts, standing.seen) == AT_KILL[name]
+    disposition, attempt, attempts, seen = AT_KILL[name]
+    expected = DONE if seen == SENT and kind == JOB else seen
+    assert (standing.disposition, standing.attempt, standing.attempts) == (disposition, attempt, attempts)
+    assert standing.seen == expected
     assert story.at_end.disposition == "delivered"
     charged = [attempt for attempt in story.at_end.attempts if attempt[2] == "worker_lost"]
     lost = standing.disposition == "leased" or name == "reap.after_commit"
     assert bool(charged) == lost
-    if standing.seen == SENT and standing.disposition == "leased":
+    if standing.seen in (SENT, DONE) and standing.disposition == "leased":
         assert story.summary["duplicates_explained"] >= 1
     # The one that is refused for good, and the job that is.
     assert story.summary["dead"] == 2
 
 
-def test_the_crash_atlas_tells_what_these_runs_showed(stories: dict[str, Story | BaseException]) -> None:
-    told = {name: _story(stories, name) for name in NAMES}
+def test_the_crash_atlas_tells_what_these_runs_showed(stories: Stories) -> None:
+    told = {run: _story(stories, *run) for run in RUNS}
     written = PAGE.read_text(encoding="utf-8")
     assert structure(written) == structure(render(told)), "write it again: python -m tests.acceptance.crash.atlas"
 
