@@ -195,8 +195,17 @@ class Destinations:
 
     def reconcile(self) -> int:
         """Finish what a crash in the middle of :meth:`enable` or :meth:`disable` left undone."""
-        rows = self._ledger.read_sync(lambda tx: registry.listed(tx, None))
-        return sum(self._hold(row.destination_id, not row.enabled, "redrive", "reconcile", None) for row in rows)
+
+        def query(tx: Tx) -> list[tuple[str, bool]]:
+            # Looked for without the write lock: there is nearly always nothing, and it may take a while to see that.
+            return [
+                (row.destination_id, not row.enabled)
+                for row in registry.listed(tx, None)
+                if registry.has_waiting(tx, row.destination_id, held=bool(row.enabled))
+            ]
+
+        unfinished = self._ledger.read_sync(query)
+        return sum(self._hold(one, disabled, "redrive", "reconcile", None) for one, disabled in unfinished)
 
     def set_schema(self, event_type: str, schema: object | None, *, actor: str = "library") -> None:
         """Set the JSON Schema that payloads of an event type must satisfy before they leave; None removes it."""

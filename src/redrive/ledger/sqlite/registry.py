@@ -107,6 +107,12 @@ def hold_waiting(
     return len(changed), max((row[0] for row in changed), default=after)
 
 
+def has_waiting(tx: Tx, destination_id: str, *, held: bool) -> bool:
+    """Whether anything that waits for a destination is held, or is not."""
+    hold = int(Hold.DESTINATION_DISABLED if held else Hold.NONE)
+    return bool(tx.rows(sql("hold_pending"), (destination_id, hold))[0][0])
+
+
 def schemas(tx: Tx) -> list[tuple[str, str]]:
     """Every event type's JSON Schema, as stored."""
     return [(row[0], row[1]) for row in tx.rows(sql("event_schema_list"))]
