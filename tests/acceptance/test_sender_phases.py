@@ -305,7 +305,8 @@ def test_a_hook_that_refuses_at_the_last_moment_sends_nothing_and_frees_the_slot
         finally:
             await sender.close()
 
-    with ScriptedServer([Fin()], [ReadRequest(), Send(OK)]) as server:
+    # The first connection waits for a request that never comes: it ends when the sender closes it.
+    with ScriptedServer([ReadRequest()], [ReadRequest(), Send(OK)]) as server:
         seen, taken = run(main(server.port))
     assert isinstance(seen, Response)
     assert taken == 0

@@ -175,7 +175,7 @@ def replay_id(delivery: bytes, generation: int) -> bytes:
 
 def attempt_id(delivery: bytes, fence: int) -> bytes:
     """The identity of one reservation of a delivery: unique per request, whatever the generation."""
-    return derive("attempt", delivery, fence)
+    return _digest(_opening("attempt"), _item(b"b", delivery) + encode_part(fence))
 
 
 def to_text(prefix: str, raw: bytes) -> str:

@@ -18,14 +18,28 @@ from redrive.webhooks.guard import AddressPolicy
 from redrive.webhooks.headers import resolve_headers
 from redrive.webhooks.outcomes import OutcomeTable
 from redrive.webhooks.schemas import Schemas
-from redrive.webhooks.secrets import SecretCache, SecretUnavailable, parse_ref
-from redrive.webhooks.sender.request import Endpoint
+from redrive.webhooks.secrets import Secret, SecretCache, SecretUnavailable, parse_ref
+from redrive.webhooks.sender.request import Endpoint, Template
 from redrive.webhooks.settings import DestinationSettings
 from redrive.webhooks.signing import Signer
 from redrive.webhooks.url import parse_url
 
 STALE_S: Final = 0.25
 """How long a worker may use a destination after it was changed by another process, in seconds."""
+
+
+VARYING: Final = (
+    b"Content-Type",
+    b"Webhook-Id",
+    b"Webhook-Timestamp",
+    b"Idempotency-Key",
+    b"Redrive-Event-Id",
+    b"Redrive-Event-Type",
+    b"Redrive-Attempt",
+    b"Redrive-Attempt-Id",
+)
+"""The headers of every request, in order; :data:`SIGNATURE` follows where the destination has secrets."""
+SIGNATURE: Final = b"Webhook-Signature"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +88,13 @@ class FanOut:
 class Compiled:
     """One destination, ready to send to. Secrets are read when asked for, never kept in the clear for long."""
 
-    def __init__(self, destination: Destination, guard: AddressPolicy, secrets: SecretCache) -> None:
+    def __init__(
+        self,
+        destination: Destination,
+        guard: AddressPolicy,
+        secrets: SecretCache,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         settings = destination.settings
         self.destination = destination
         self.settings: DestinationSettings = settings
@@ -83,6 +103,7 @@ class Compiled:
         self.fresh = settings.policy.on_unknown is OnUnknown.HOLD
         """Where an unknown outcome costs a person's time, no idle connection is worth its risk."""
         self._secrets = secrets
+        self._clock = clock
         self._guard = replace(guard, allow_http=guard.allow_http and settings.allow_http)
         target = parse_url(settings.url)
         self.forbidden = False
@@ -93,56 +114,73 @@ class Compiled:
         self.path = target.target
         self._target = target
         self._refs = [(parse_ref(secret.ref), secret.until) for secret in settings.secrets]
-        self._signer: tuple[list[object], Signer] | None = None
-        self._endpoint: tuple[bytes | None, Endpoint] | None = None
-        self._plain = (
-            None
-            if any(value.startswith(("env:", "file:")) for _, value in settings.headers)
-            else resolve_headers(settings.headers, secrets.resolve)
-        )
+        self._signer: tuple[list[Secret], Signer] | None = None
+        self._made: tuple[tuple[bytes | None, tuple[tuple[bytes, bytes], ...], bool], Template] | None = None
+        self._ready: tuple[Template, Signer | None] | None = None
+        self._ready_until = 0.0
 
-    def endpoint(self) -> Endpoint:
-        """Where to connect. Raises ``SecretUnavailable`` when the proxy's credentials cannot be read."""
+    def ready(self, now_us: int) -> tuple[Template, Signer | None]:
+        """What makes the requests and what signs them. Raises ``SecretUnavailable``.
+
+        Secrets are looked at again every :data:`STALE_S`; what was made from them is kept while they are the same.
+        """
+        now = self._clock()
+        if self._ready is None or now >= self._ready_until:
+            self._ready = None  # a secret that went away must not leave the old one in use
+            signer = self._sign_with(now_us)
+            self._ready = (self._template(signed=signer is not None), signer)
+            self._ready_until = now + STALE_S
+        return self._ready
+
+    def _template(self, *, signed: bool) -> Template:
         settings = self.settings
         authorization = None
         if settings.proxy_authorization is not None:
             authorization = self._secrets.resolve(parse_ref(settings.proxy_authorization)).reveal()
-        if self._endpoint is None or self._endpoint[0] != authorization:
+        made_from = (authorization, tuple(resolve_headers(settings.headers, self._secrets.resolve)), signed)
+        if self._made is None or self._made[0] != made_from:
             target = self._target
-            self._endpoint = (
-                authorization,
-                Endpoint(
-                    target.scheme,
-                    target.host,
-                    target.port,
-                    self._guard.judge,
-                    settings.tls(),
-                    settings.proxy_address(authorization),
-                ),
+            endpoint = Endpoint(
+                target.scheme,
+                target.host,
+                target.port,
+                self._guard.judge,
+                settings.tls(),
+                settings.proxy_address(authorization),
             )
-        return self._endpoint[1]
+            # Equal endpoints share their connections, and only the authorization can make this one another.
+            if self._made is not None and self._made[0][0] == authorization:
+                endpoint = self._made[1].endpoint
+            template = Template(
+                endpoint,
+                self.path,
+                VARYING + ((SIGNATURE,) if signed else ()),
+                made_from[1],
+                settings.timeouts,
+                fresh=self.fresh,
+                max_response_body=settings.max_response_body,
+            )
+            self._made = (made_from, template)
+        return self._made[1]
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """The static headers, references resolved. Raises ``SecretUnavailable``."""
-        if self._plain is not None:
-            return self._plain
-        return resolve_headers(self.settings.headers, self._secrets.resolve)
-
-    def signer(self, now_us: int) -> Signer | None:
-        """Signs with every secret that has not run out; None where there are none. Raises ``SecretUnavailable``."""
+    def _sign_with(self, now_us: int) -> Signer | None:
+        """Signs with every secret that has not run out; None where there are none."""
         current = [self._secrets.resolve(ref) for ref, until in self._refs if until is None or until > now_us]
         if not current:
             return None
         # The cache hands back the same object while a secret's bytes are the same.
-        if self._signer is None or any(a is not b for a, b in zip(self._signer[0], current, strict=False)):
-            self._signer = None
-        if self._signer is None or len(self._signer[0]) != len(current):
+        held = self._signer
+        if (
+            held is None
+            or len(held[0]) != len(current)
+            or any(a is not b for a, b in zip(*held[:1], current, strict=True))
+        ):
             try:
-                self._signer = (list(current), Signer(current))
+                held = self._signer = (current, Signer(current))
             except InvalidInput as exc:
                 # What the reference leads to is no signing secret: ours to mend, like one that is not there.
                 raise SecretUnavailable(f"a signing secret cannot be used: {exc.message}", param="secrets") from None
-        return self._signer[1]
+        return held[1]
 
 
 class Catalog:

@@ -20,7 +20,7 @@ from redrive.webhooks.catalog import Catalog, Compiled
 from redrive.webhooks.observation import Failure
 from redrive.webhooks.publish import HANDLER
 from redrive.webhooks.secrets import SecretUnavailable
-from redrive.webhooks.sender import Request, Sender
+from redrive.webhooks.sender import Prepared, Sender
 
 _log = logging.getLogger("redrive.webhooks")
 _OWN_FAULT: Final = Outcome(OutcomeKind.DEFERRED, Category.OWN_FAULT)
@@ -127,37 +127,26 @@ class WebhookHandler:
                 _log.exception("destination %s answered 410 Gone and could not be disabled", lease.destination)
         return outcome
 
-    def request(self, lease: Lease, destination: Compiled, body: bytes, guard: LeaseGuard) -> Request:
+    def request(self, lease: Lease, destination: Compiled, body: bytes, guard: LeaseGuard) -> Prepared:
         """The request of this attempt. Raises :class:`SecretUnavailable`."""
-        delivery = to_text("dlv", lease.delivery_id)
         now_us = time.time_ns() // 1000
         timestamp = now_us // 1_000_000
-        headers = [
-            (b"Content-Type", lease.content_type.encode()),
-            (b"Webhook-Id", delivery.encode()),
-            (b"Webhook-Timestamp", b"%d" % timestamp),
-            (b"Idempotency-Key", b'"%b"' % delivery.encode()),
-            (b"Redrive-Event-Id", to_text("evt", lease.event_id or b"").encode()),
-            (b"Redrive-Event-Type", (lease.event_type or "").encode()),
-            (b"Redrive-Attempt", b"%d.%d" % (lease.generation, lease.attempt)),
-            (b"Redrive-Attempt-Id", to_text("att", attempt_id(lease.delivery_id, lease.fence)).encode()),
+        template, signer = destination.ready(now_us)
+        text = to_text("dlv", lease.delivery_id)
+        delivery = text.encode()
+        values = [
+            lease.content_type.encode(),
+            delivery,
+            b"%d" % timestamp,
+            b'"%b"' % delivery,
+            to_text("evt", lease.event_id or b"").encode(),
+            (lease.event_type or "").encode(),
+            b"%d.%d" % (lease.generation, lease.attempt),
+            to_text("att", attempt_id(lease.delivery_id, lease.fence)).encode(),
         ]
-        signer = destination.signer(now_us)
         if signer is not None:
-            headers.append((b"Webhook-Signature", signer.sign(delivery, timestamp, body).encode()))
-        headers += destination.headers()
-        settings = destination.settings
-        return Request(
-            destination.endpoint(),
-            destination.path,
-            headers,
-            body,
-            settings.timeouts,
-            fresh=destination.fresh,
-            max_response_body=settings.max_response_body,
-            on_send=partial(_before_write, guard),
-            on_head=_HEAD_POINT,
-        )
+            values.append(signer.sign(text, timestamp, body).encode())
+        return template.request(values, body, partial(_before_write, guard), _HEAD_POINT)
 
     async def _confirm(self, lease: Lease, destination: Compiled, body: bytes, guard: LeaseGuard) -> Outcome | None:
         """Ask whether an earlier attempt's effect is there; None means that it is not, and may be sent."""

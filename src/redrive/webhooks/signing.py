@@ -7,6 +7,7 @@ during a rotation. The body is signed as the bytes that are sent, never as a val
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 import secrets
@@ -169,11 +170,17 @@ def public_key(secret: Secret | str) -> str:
 def _signature_maker(text: str) -> Callable[[bytes], str]:
     if text.startswith(HMAC_PREFIX):
         key = _hmac_key(text)
-        digest = hmac.digest
         encode = b2a_base64
+        # RFC 2104 with both keyed states prepared: hmac.digest lets go of the interpreter lock at every call, and
+        # taking it back from a busy writer thread costs several times the hash.
+        inner, outer = (hashlib.sha256(bytes(b ^ pad for b in key.ljust(64, b"\0"))) for pad in (0x36, 0x5C))
 
         def v1(signed: bytes) -> str:
-            return "v1," + encode(digest(key, signed, _HASH_NAME), newline=False).decode("ascii")
+            message = inner.copy()
+            message.update(signed)
+            code = outer.copy()
+            code.update(message.digest())
+            return "v1," + encode(code.digest(), newline=False).decode("ascii")
 
         return v1
     if text.startswith(PRIVATE_PREFIX):

@@ -13,7 +13,17 @@ when the request write was never called.
 ``protocol`` one exchange on one connection; ``pool`` who may have which connection; ``sender`` all of it.
 """
 
-from redrive.webhooks.sender.request import Endpoint, Guard, IPAddress, Proxy, Request, Timeouts, Tls
+from redrive.webhooks.sender.request import (
+    Endpoint,
+    Guard,
+    IPAddress,
+    Prepared,
+    Proxy,
+    Request,
+    Template,
+    Timeouts,
+    Tls,
+)
 from redrive.webhooks.sender.resolver import Resolver, SystemResolver
 from redrive.webhooks.sender.sender import Sender
 
@@ -21,11 +31,13 @@ __all__ = [
     "Endpoint",
     "Guard",
     "IPAddress",
+    "Prepared",
     "Proxy",
     "Request",
     "Resolver",
     "Sender",
     "SystemResolver",
+    "Template",
     "Timeouts",
     "Tls",
 ]

@@ -8,6 +8,7 @@ endpoint; between endpoints the one that holds the fewest goes first.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from typing import Final
 
@@ -155,6 +156,7 @@ class Pools:
                 connection.close()
                 return
         connection.deadline = now + self._idle_s
+        connection.freed_at = time.monotonic()
         pool.idle.append(connection)
 
     def _is_unfair(self, pool: Pool) -> bool:

@@ -16,18 +16,21 @@ import re
 import select
 import socket
 import ssl
+import time
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import httptools
 
 from redrive.webhooks.observation import Failure, Fault, Observation, Phase, Response
-from redrive.webhooks.sender.request import Request
+from redrive.webhooks.sender.request import Prepared, Request
 from redrive.webhooks.sender.tls import tls_code
 
 if TYPE_CHECKING:
     from redrive.webhooks.sender.pool import Pool, Pools
 
 NEVER: Final = float("inf")
+UNSEEN_S = 0.001
+"""How long a reused connection may have been free before the kernel is asked about it again, in seconds."""
 MAX_INTERIM: Final = 16
 """1xx responses tolerated before a final one."""
 _NO_BODY = frozenset((204, 304))
@@ -79,6 +82,7 @@ class Connection(asyncio.Protocol):
         "_transport",
         "deadline",
         "fault",
+        "freed_at",
         "has_slot",
         "max_age_at",
         "pool",
@@ -94,6 +98,7 @@ class Connection(asyncio.Protocol):
         self.secure = secure
         self.has_slot = False
         self.deadline = NEVER
+        self.freed_at = 0.0
         self.max_age_at = NEVER
         self.served = 0
         self.fault = Fault.LOST
@@ -113,8 +118,16 @@ class Connection(asyncio.Protocol):
         return self._broken
 
     def readable(self) -> bool:
-        """Whether bytes, an EOF or a reset wait in the kernel that the event loop has not seen yet."""
-        return self._broken is not None or bool(self._poll.poll(0))
+        """Whether bytes, an EOF or a reset wait in the kernel that the event loop has not seen yet.
+
+        A connection that was reused before, and was free for less than :data:`UNSEEN_S`, is taken at its word: its
+        peer keeps connections alive, and asking the kernel costs as much as the request's own write.
+        """
+        if self._broken is not None:
+            return True
+        if self.served > 1 and time.monotonic() - self.freed_at < UNSEEN_S:
+            return False
+        return bool(self._poll.poll(0))
 
     def abort(self) -> None:
         """Close at once and give the slot back now. An exchange under way is forgotten: nobody waits."""
@@ -141,7 +154,7 @@ class Connection(asyncio.Protocol):
 
     # -- the exchange ----------------------------------------------------------------------------
 
-    def exchange(self, request: Request, now: float, total_at: float) -> asyncio.Future[Observation]:
+    def exchange(self, request: Request | Prepared, now: float, total_at: float) -> asyncio.Future[Observation]:
         """Write ``request`` in one piece and return the future of what is seen. Times are loop times."""
         transport = cast("asyncio.Transport", self._transport)
         self._request = request

@@ -198,6 +198,95 @@ class Request:
         return b"".join((b"POST ", self.target, self.endpoint.prefix, self.head, self.body))
 
 
+class Prepared:
+    """A request made by a :class:`Template`: what :class:`Request` is, with its bytes already joined."""
+
+    __slots__ = (
+        "_wire",
+        "endpoint",
+        "fresh",
+        "max_response_body",
+        "max_response_head",
+        "on_head",
+        "on_send",
+        "timeouts",
+    )
+
+    def __init__(
+        self,
+        template: Template,
+        wire: bytes,
+        on_send: Callable[[], None] | None,
+        on_head: Callable[[], None] | None,
+    ) -> None:
+        self._wire = wire
+        self.endpoint = template.endpoint
+        self.fresh = template.fresh
+        self.max_response_body = template.max_response_body
+        self.max_response_head = template.max_response_head
+        self.on_head = on_head
+        self.on_send = on_send
+        self.timeouts = template.timeouts
+
+    def wire(self) -> bytes:
+        """The whole request as it goes out, in one piece."""
+        return self._wire
+
+
+class Template:
+    """Many requests to one target that differ in the values of some headers and in the body.
+
+    ``names`` are the headers whose values vary, in the order of the values that :meth:`request` takes; ``fixed`` are
+    those that do not. Names and fixed values are checked once, here, by the rules of :class:`Request`.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        target: bytes,
+        names: Sequence[bytes],
+        fixed: Sequence[tuple[bytes, bytes]],
+        timeouts: Timeouts,
+        *,
+        fresh: bool = False,
+        max_response_head: int = 65_536,
+        max_response_body: int = 65_536,
+    ) -> None:
+        self.endpoint = endpoint
+        self.timeouts = timeouts
+        self.fresh = fresh
+        self.max_response_head = max_response_head
+        self.max_response_body = max_response_body
+        model = Request(
+            endpoint,
+            target,
+            [*((name, b"") for name in names), *fixed],
+            b"",
+            timeouts,
+            fresh=fresh,
+            max_response_head=max_response_head,
+            max_response_body=max_response_body,
+        )
+        varying = b"".join([name.replace(b"%", b"%%") + b": %b\r\n" for name in names])
+        given = b"".join([name + b": \r\n" for name in names])
+        rest = model.head[len(given) : -len(b"Content-Length: 0\r\n\r\n")].replace(b"%", b"%%")
+        opening = b"POST " + target + endpoint.prefix
+        self._format = opening.replace(b"%", b"%%") + varying + rest + b"Content-Length: %d\r\n\r\n%b"
+
+    def request(
+        self,
+        values: Sequence[bytes],
+        body: bytes,
+        on_send: Callable[[], None] | None = None,
+        on_head: Callable[[], None] | None = None,
+    ) -> Prepared:
+        """One request. Raises :class:`InvalidInput` for a control character in a value."""
+        joined = b"".join(values)
+        if len(joined.translate(None, _CONTROLS)) != len(joined):
+            raise InvalidInput("a header value contains a control character", param="headers")
+        return Prepared(self, self._format % (*values, len(body), body), on_send, on_head)
+
+
 def _check_name(name: bytes) -> bool:
     """Refuse a name that is not ours to send; say whether it is User-Agent. Good names are remembered."""
     if _TOKEN.fullmatch(name) is None:

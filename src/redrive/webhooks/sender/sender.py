@@ -8,7 +8,7 @@ from redrive.webhooks.observation import Failure, Fault, Observation, Phase
 from redrive.webhooks.sender.dial import Dialler
 from redrive.webhooks.sender.pool import Pools, Slot
 from redrive.webhooks.sender.protocol import Connection
-from redrive.webhooks.sender.request import Request
+from redrive.webhooks.sender.request import Prepared, Request
 from redrive.webhooks.sender.resolver import Resolver, SystemResolver
 
 _POOL_TIMEOUT = Failure(Phase.CONNECT, Fault.TIMEOUT, sent=False, detail="pool")
@@ -47,7 +47,7 @@ class Sender:
         """Slots in use: connections open, idle ones included, or being dialled."""
         return 0 if self._pools is None else self._pools.taken
 
-    async def send(self, request: Request) -> Observation:
+    async def send(self, request: Request | Prepared) -> Observation:
         """Send ``request`` and say what was seen.
 
         Never raises but CancelledError, and what ``request.on_send`` raises: either closes the connection and frees
@@ -90,7 +90,7 @@ class Sender:
 
     # -- the slow path ---------------------------------------------------------------------------
 
-    async def _acquire(self, pools: Pools, request: Request, total_at: float) -> Connection | Failure:
+    async def _acquire(self, pools: Pools, request: Request | Prepared, total_at: float) -> Connection | Failure:
         """A connection that is fit for a request at this very moment, or why there is none."""
         while not self._closed:
             pool = pools.pool(request.endpoint)
@@ -124,7 +124,7 @@ class Sender:
         connection.abort()
         return None
 
-    async def _dial(self, pools: Pools, request: Request, total_at: float) -> Connection | Failure:
+    async def _dial(self, pools: Pools, request: Request | Prepared, total_at: float) -> Connection | Failure:
         pool = pools.pool(request.endpoint)
         try:
             made = await self._dialler.dial(pools, pool, request.timeouts, total_at)
