@@ -86,7 +86,7 @@ BENCHMARKS = (
         10_000,
         40_000,
         10_000,
-        200,
+        600,
         "ratio >= 2",
         lambda ours, ratio: ratio >= 2,
         filled_ours=True,

@@ -54,9 +54,7 @@ def main() -> int:
         found = unwanted(modules, forbidden)
         failed = failed or bool(found)
         verdict = (
-            f"loads {', '.join(found)}"
-            if found
-            else f"ok, {len(modules)} modules, none of {len(forbidden)} heavy"
+            f"loads {', '.join(found)}" if found else f"ok, {len(modules)} modules, none of {len(forbidden)} heavy"
         )
         print(f"slim: `{statement}`: {verdict}")
     return int(failed)

@@ -74,9 +74,7 @@ def main() -> int:
             raise SystemExit(f"wheel: redrive came from {where}, not from the wheel")
         said = run([str(venv / "bin" / "redrive"), "--version"], elsewhere)
         if version not in said:
-            raise SystemExit(
-                f"wheel: `redrive --version` said {said.strip()!r}; pyproject.toml says {version}"
-            )
+            raise SystemExit(f"wheel: `redrive --version` said {said.strip()!r}; pyproject.toml says {version}")
         shutil.copy(ROOT / "tests" / "wheel_smoke.py", elsewhere)
         print(f"wheel: {run([python, '-I', 'wheel_smoke.py'], elsewhere).strip()}")
         print(run([python, "-I", str(ROOT / "tools" / "check_slim.py")], elsewhere).strip())

@@ -69,9 +69,7 @@ def _works(python: Path) -> bool:
 
 
 def _version_of(python: Path) -> str:
-    return _run([str(python), "-I", "-c", "import sys; print('.'.join(map(str, sys.version_info[:3])))"])[
-        1
-    ].strip()
+    return _run([str(python), "-I", "-c", "import sys; print('.'.join(map(str, sys.version_info[:3])))"])[1].strip()
 
 
 def make_venv(base: Path, venv: Path) -> None:
@@ -164,9 +162,7 @@ def ensure(base: Path, venv: Path, *, runtime_only: bool = False) -> bool:
     what = "the package" if runtime_only else "the package and its development tools"
     print(f"setup: installing {what} into {venv.name} (Python {_version_of(python)})", flush=True)
     stamp.unlink(missing_ok=True)
-    pip_install(
-        venv, ["--editable", "."] if runtime_only else ["--editable", ".[asyncio]", *dev_group(pyproject)]
-    )
+    pip_install(venv, ["--editable", "."] if runtime_only else ["--editable", ".[asyncio]", *dev_group(pyproject)])
     done[wanted] = print_of
     with tempfile.NamedTemporaryFile("w", dir=venv, delete=False) as handle:
         json.dump(done, handle)

@@ -66,15 +66,11 @@ class TestIndex:
         source = self._find(file, node)
         other = self._module(source) if source is not None else Module()
         for alias in node.names:
-            whole = self._find(
-                file, ast.ImportFrom(f"{node.module or ''}.{alias.name}".lstrip("."), [], node.level)
-            )
+            whole = self._find(file, ast.ImportFrom(f"{node.module or ''}.{alias.name}".lstrip("."), [], node.level))
             if whole is not None:
                 # `from tests.contract import suite`: its classes can be bases here, and are not tests here.
                 bases = self._module(whole).classes.items()
-                module.classes.update(
-                    {name: dict(tests) for name, tests in bases if not name.startswith("Test")}
-                )
+                module.classes.update({name: dict(tests) for name, tests in bases if not name.startswith("Test")})
             elif alias.name == "*":
                 module.tests.update(other.tests)
                 module.classes.update({name: dict(tests) for name, tests in other.classes.items()})
@@ -96,13 +92,7 @@ class TestIndex:
         of_class = _mark_names(node.decorator_list) | _pytestmark(node.body) | everywhere
         tests: dict[str, set[str]] = {}
         for base in reversed(node.bases):
-            name = (
-                base.id
-                if isinstance(base, ast.Name)
-                else base.attr
-                if isinstance(base, ast.Attribute)
-                else ""
-            )
+            name = base.id if isinstance(base, ast.Name) else base.attr if isinstance(base, ast.Attribute) else ""
             tests.update({test: marks | of_class for test, marks in module.classes.get(name, {}).items()})
         for item in node.body:
             if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name.startswith("test"):
@@ -125,9 +115,7 @@ def _pytestmark(body: list[ast.stmt]) -> set[str]:
     found: set[str] = set()
     for node in body:
         if isinstance(node, ast.Assign) and any(getattr(t, "id", "") == "pytestmark" for t in node.targets):
-            found |= _mark_names(
-                node.value.elts if isinstance(node.value, ast.List | ast.Tuple) else [node.value]
-            )
+            found |= _mark_names(node.value.elts if isinstance(node.value, ast.List | ast.Tuple) else [node.value])
     return found
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 SUPPORTED = ("3.11", "3.12", "3.13", "3.14")
 PROBE = (
-    "import sys; v = sys.version_info; "
-    "print(sys.implementation.name, '%d.%d' % v[:2], v.releaselevel, sys.executable)"
+    "import sys; v = sys.version_info; print(sys.implementation.name, '%d.%d' % v[:2], v.releaselevel, sys.executable)"
 )
 
 
@@ -34,9 +33,7 @@ def _patch(name: str) -> int:
 def probe(python: Path, version: str) -> Path | None:
     """The real interpreter behind ``python`` if it is a final release of ``version`` that runs."""
     try:
-        done = subprocess.run(
-            [python, "-I", "-c", PROBE], capture_output=True, text=True, timeout=30, check=False
-        )
+        done = subprocess.run([python, "-I", "-c", PROBE], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     words = done.stdout.strip().split(" ", 3)

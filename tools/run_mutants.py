@@ -33,9 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def copy_tree(root: Path, target: Path) -> None:
     """The project without what tools generate. Tests then import the copy, not the original."""
-    shutil.copytree(
-        root, target, symlinks=True, ignore=lambda _, names: [n for n in names if is_generated(n)]
-    )
+    shutil.copytree(root, target, symlinks=True, ignore=lambda _, names: [n for n in names if is_generated(n)])
 
 
 def run_tests(tree: Path, tests: list[str], timeout: float) -> tuple[int | None, str]:
@@ -69,9 +67,7 @@ def check_baseline(tree: Path, mutants: list[Mutant], timeout: float) -> None:
     environ = {**clean_environ(), "PYTHONPATH": str(tree / "src")}
     done = subprocess.run(probe, cwd=tree, env=environ, capture_output=True, text=True, check=False)
     if not Path(done.stdout.strip() or "/").is_relative_to(tree):
-        raise SystemExit(
-            f"mutants: the copy of redrive is not what would be tested: {done.stdout}{done.stderr}"
-        )
+        raise SystemExit(f"mutants: the copy of redrive is not what would be tested: {done.stdout}{done.stderr}")
     code, output = run_tests(tree, sorted({test for mutant in mutants for test in mutant.tests}), timeout)
     if code != 0:
         raise SystemExit(f"mutants: the named tests do not pass without a mutant:\n{output}")
@@ -99,9 +95,7 @@ def choose(mutants: list[Mutant], names: list[str], *, quick: bool) -> list[Muta
 
 def main() -> int:
     """Exit status: 0 when every chosen mutant was killed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--list", action="store_true")

@@ -60,7 +60,5 @@ def report(name: str, problems: list[str], fine: str) -> int:
     """Print the problems, or one line that says what was looked at. The exit status of a check."""
     for problem in problems:
         print(f"{name}: {problem}")
-    print(
-        f"{name}: {len(problems)} problem{'s' * (len(problems) != 1)}" if problems else f"{name}: ok, {fine}"
-    )
+    print(f"{name}: {len(problems)} problem{'s' * (len(problems) != 1)}" if problems else f"{name}: ok, {fine}")
     return int(bool(problems))

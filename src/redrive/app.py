@@ -8,12 +8,11 @@ import random as random_module
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from redrive.accepting import WEBHOOK, Job, JobSpec, Publication, jobs, prepare, publications
-from redrive.domain.delivery import Closed, Closing, Enqueued, Lease, Published
+from redrive.domain.delivery import Closed, Enqueued, Lease, Published
 from redrive.domain.envelope import CURRENT, Decoder, Decoders
 from redrive.domain.identity import Key, Unique
 from redrive.domain.outcome import Outcome
@@ -21,12 +20,11 @@ from redrive.domain.policy import JOBS, OnUnknown, Policy
 from redrive.domain.signals import NoOp, Permanent, Retry, Unknown
 from redrive.domain.values import check_slug, duration_us
 from redrive.errors import ConfigError, RedriveError
-from redrive.failpoint import hit
 from redrive.ledger.sqlite import enqueue as entry
 from redrive.ledger.sqlite import ledger as sqlite_ledger
 from redrive.ledger.sqlite.callers import run_in, run_in_async
 from redrive.ledger.sqlite.clock import LedgerClock
-from redrive.ledger.sqlite.close import close_held
+from redrive.ledger.sqlite.close import closing_in
 from redrive.ledger.sqlite.statements import sql
 from redrive.ledger.sqlite.tx import Tx
 from redrive.worker.jobs import (
@@ -36,6 +34,7 @@ from redrive.worker.jobs import (
     check_function,
     check_outcomes,
     is_async,
+    with_unknown,
 )
 from redrive.worker.settings import WorkerSettings
 from redrive.worker.threads import Threads
@@ -58,8 +57,9 @@ class Redrive:
     """An application on one ledger. Making one opens nothing; the first use does.
 
     ``environment`` must be the name that the ledger is stamped with. ``address_policy`` says which addresses
-    webhooks may be sent to beside the public internet on port 443. ``clock`` (microseconds UTC) and ``random`` are
-    for tests.
+    webhooks may be sent to beside the public internet on port 443. ``path`` and ``producer`` say on the ledger where
+    an enqueue came from (inside the caller's own transaction the path is ``connection``). ``clock`` (microseconds
+    UTC) and ``random`` are for tests.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Redrive:
         max_payload_bytes: int = MIB,
         address_policy: AddressPolicy | None = None,
         producer: str | None = None,
+        path: str = "library",
         clock: Callable[[], int] | None = None,
         random: Callable[[], float] | None = None,
     ) -> None:
@@ -81,6 +82,7 @@ class Redrive:
         self.environment = environment
         self.worker_settings = worker or WorkerSettings()
         self.max_payload_bytes = max_payload_bytes
+        self.path = check_slug(path, "path")
         self.producer = producer or f"{socket.gethostname()}:{os.getpid()}"
         self._clock = clock
         self._random = random or random_module.Random(secrets.randbits(128)).random  # noqa: S311 - spreads retries, guards nothing
@@ -115,9 +117,11 @@ class Redrive:
         if self._ledger is not None:
             ledger, self._ledger = self._ledger, None
             counts, self._rejected = self._rejected, {}
-            if counts:
-                ledger.transact_sync(lambda tx, now: entry.count_rejections(tx, counts), "count")
-            ledger.close()
+            try:
+                if counts:
+                    ledger.transact_sync(lambda tx, now: entry.count_rejections(tx, counts), "count")
+            finally:
+                ledger.close()
 
     def __enter__(self) -> Self:
         return self
@@ -133,6 +137,11 @@ class Redrive:
 
             self._guard = AddressPolicy()
         return self._guard
+
+    @address_policy.setter
+    def address_policy(self, allowed: AddressPolicy) -> None:
+        """A worker that runs keeps the one that it began with."""
+        self._guard = allowed
 
     @property
     def destinations(self) -> Destinations:
@@ -173,7 +182,7 @@ class Redrive:
         check_slug(name, "name")
         if name == WEBHOOK or name in self._handlers:
             raise ConfigError(f"there is already a handler {name!r}", param="name")
-        spec = policy if unknown is None else _with_unknown(policy, unknown)
+        spec = policy if unknown is None else with_unknown(policy, unknown)
         if spec.on_unknown is OnUnknown.CONFIRM and confirm is None:
             raise ConfigError("unknown = confirm needs a confirm function", param="confirm")
 
@@ -245,7 +254,7 @@ class Redrive:
 
     def _threads(self) -> Threads:
         if self._pool is None:
-            self._pool = Threads(self.worker_settings.threads, "redrive-job")
+            self._pool = Threads(self.worker_settings.thread_limit, "redrive-job")
         return self._pool
 
     # Enqueue.
@@ -278,7 +287,7 @@ class Redrive:
         self, specs: Sequence[JobSpec], *, connection: Any = None, allow_unknown: bool = False
     ) -> list[Job]:
         """Accept jobs in one transaction: all of them, or, on any error or conflict, none."""
-        operation = self._accepting(specs, allow_unknown, "connection" if connection is not None else "library")
+        operation = self._accepting(specs, allow_unknown, connection)
         if connection is None:
             return jobs(specs, self.ledger.transact_sync(operation, "enqueue"))
         return jobs(specs, self._in_caller(connection, operation))
@@ -294,13 +303,13 @@ class Redrive:
         self, specs: Sequence[JobSpec], *, connection: Any = None, allow_unknown: bool = False
     ) -> list[Job]:
         """As :meth:`enqueue_many`, without blocking the event loop."""
-        operation = self._accepting(specs, allow_unknown, "connection" if connection is not None else "library")
+        operation = self._accepting(specs, allow_unknown, connection)
         if connection is None:
             return jobs(specs, await self.ledger.transact(operation, "enqueue"))
         return jobs(specs, await self._in_caller_async(connection, operation))
 
     def _accepting(
-        self, specs: Sequence[JobSpec], allow_unknown: bool, path: str
+        self, specs: Sequence[JobSpec], allow_unknown: bool, connection: Any
     ) -> Callable[[Tx, int], list[Enqueued]]:
         items = self._counted(
             lambda: [
@@ -308,8 +317,10 @@ class Redrive:
             ]
         )
         counts: dict[str, int] = {}
-        if path == "library":  # a caller's own transaction may be rolled back, and the counts with it
+        if connection is None:  # a caller's own transaction may be rolled back, and the counts with it
             counts, self._rejected = self._rejected, {}
+
+        path = self._path_of(connection)
 
         def operation(tx: Tx, now: int) -> list[Enqueued]:
             if counts:
@@ -345,7 +356,7 @@ class Redrive:
 
     def publish_many(self, events: Sequence[Event], *, connection: Any = None) -> list[Publication]:
         """Accept events in one transaction: all of them, or, on any error or conflict, none."""
-        operation, keys = self._publishing(events, "connection" if connection is not None else "library")
+        operation, keys = self._publishing(events, connection)
         if connection is None:
             return publications(self.ledger.transact_sync(operation, "enqueue"), keys)
         return publications(self._in_caller(connection, operation), keys)
@@ -361,12 +372,14 @@ class Redrive:
 
     async def publish_many_async(self, events: Sequence[Event], *, connection: Any = None) -> list[Publication]:
         """As :meth:`publish_many`, without blocking the event loop."""
-        operation, keys = self._publishing(events, "connection" if connection is not None else "library")
+        operation, keys = self._publishing(events, connection)
         if connection is None:
             return publications(await self.ledger.transact(operation, "enqueue"), keys)
         return publications(await self._in_caller_async(connection, operation), keys)
 
-    def _publishing(self, events: Sequence[Event], path: str) -> tuple[Callable[[Tx, int], list[Published]], list[str]]:
+    def _publishing(
+        self, events: Sequence[Event], connection: Any
+    ) -> tuple[Callable[[Tx, int], list[Published]], list[str]]:
         from redrive.webhooks import publish
         from redrive.webhooks.catalog import FanOut
 
@@ -375,10 +388,15 @@ class Redrive:
             lambda: [publish.prepare(event, secrets.token_bytes(16), self.max_payload_bytes) for event in events]
         )
 
+        path = self._path_of(connection)
+
         def operation(tx: Tx, now: int) -> list[Published]:
             return publish.publish_all(tx, now, prepared, fan_out, path=path, producer=self.producer)
 
         return operation, [event.event_key for event in prepared]
+
+    def _path_of(self, connection: Any) -> str:
+        return self.path if connection is None else "connection"
 
     # Work.
 
@@ -397,24 +415,8 @@ class Redrive:
     # Effects in the ledger's own database.
 
     def _closing(self, lease: Lease, outcome: Outcome) -> Callable[[Tx, int], Closed]:
-        closing = Closing(
-            lease.seq,
-            lease.fence,
-            lease.generation,
-            lease.attempt,
-            lease.started_at,
-            lease.deferrals,
-            outcome,
-            self._random(),
-            max(0, self.ledger.estimate() - lease.started_at),
-        )
-
-        def operation(tx: Tx, now: int) -> Closed:
-            closed = close_held(tx, now, closing, self.ledger.policy_in)
-            hit("close_in.before_commit")
-            return closed
-
-        return operation
+        duration_us = max(0, self.ledger.estimate() - lease.started_at)
+        return closing_in(lease, outcome, self._random(), duration_us, self.ledger.policy_in)
 
     def _close_in(self, connection: Any, lease: Lease, outcome: Outcome) -> Closed:
         return self._in_caller(connection, self._closing(lease, outcome))
@@ -440,10 +442,3 @@ class Redrive:
         except RedriveError as exc:
             self._rejected[exc.code] = self._rejected.get(exc.code, 0) + 1
             raise
-
-
-def _with_unknown(policy: Policy, unknown: OnUnknown | str) -> Policy:
-    try:
-        return replace(policy, on_unknown=OnUnknown(unknown))
-    except ValueError:
-        raise ConfigError("unknown is retry, hold or confirm", param="unknown") from None

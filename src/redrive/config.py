@@ -37,6 +37,8 @@ FILE: Final = "redrive.toml"
 DEFAULT: Final = "default"
 MIB: Final = 1024 * 1024
 MAX_PROCESSES: Final = 256
+AS_SLOTS: Final = "slots"
+"""The value of ``threads`` that means as many as slots."""
 
 _PREFIX: Final = "REDRIVE_"
 _ABOUT_CONFIG: Final = frozenset({"REDRIVE_CONFIG", "REDRIVE_PROFILE", "REDRIVE_FAILPOINT"})
@@ -78,7 +80,8 @@ def default_actor() -> str:
 class Settings:
     """Every setting, checked. Lengths of time are seconds, sizes bytes.
 
-    ``app`` is ``module:attribute`` of a :class:`~redrive.app.Redrive`. ``allowed_private`` (CIDRs),
+    ``app`` is ``module:attribute`` of a :class:`~redrive.app.Redrive`. ``threads`` that are None, written ``slots``,
+    are as many as there are slots. ``allowed_private`` (CIDRs),
     ``allowed_ports`` and ``allow_http`` are what the address guard allows beside public HTTPS. ``tenant`` and
     ``actor`` are what commands use where none is given. ``origins`` says where each value came from.
     """
@@ -91,7 +94,7 @@ class Settings:
     reap: float = 1.0
     poll: float = 5.0
     drain: float = 20.0
-    threads: int = 32
+    threads: int | None = None
     processes: int = 1
     max_payload: int = MIB
     allowed_private: tuple[str, ...] = ()
@@ -110,9 +113,10 @@ class Settings:
         return name in self.origins
 
     def items(self) -> Iterator[tuple[str, Any, str]]:
-        """(name, value, origin) of each setting, in the order of the documentation."""
+        """(name, value, origin) of each setting, in the order of the documentation; values as a file would say them."""
         for name in NAMES:
-            yield name, getattr(self, name), self.origin(name)
+            value = getattr(self, name)
+            yield name, AS_SLOTS if name == "threads" and value is None else value, self.origin(name)
 
     def with_value(self, name: str, value: Any, origin: str) -> Settings:
         """A copy in which one setting has another value."""
@@ -382,6 +386,15 @@ def _count(attribute: str) -> Callable[[Any, bool], int]:
     return read
 
 
+def _threads(raw: Any, text: bool) -> int | None:
+    if raw == AS_SLOTS:
+        return None
+    try:
+        return _count("threads")(raw, text)
+    except _Expected:
+        raise _Expected(f"a whole number, or {AS_SLOTS}") from None
+
+
 def _seconds(attribute: str) -> Callable[[Any, bool], float]:
     def read(raw: Any, text: bool) -> float:
         if isinstance(raw, bool) or not isinstance(raw, int | float | str):
@@ -422,7 +435,7 @@ _READERS: Final[Mapping[str, Callable[[Any, bool], Any]]] = {
     "reap": _seconds("reap_s"),
     "poll": _seconds("poll_s"),
     "drain": _seconds("drain_s"),
-    "threads": _count("threads"),
+    "threads": _threads,
     "processes": _processes,
     "max_payload": _size,
     "allowed_private": _networks,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import secrets
@@ -12,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from redrive.errors import LedgerBusy, LedgerError
 from redrive.queues.database import DatabaseMechanism
 from redrive.webhooks.catalog import Catalog
 from redrive.webhooks.handler import WebhookHandler
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("redrive.worker")
 _HINTS = frozenset({"enqueue", "close_in"})
+RECONCILE_AGAIN_S = 60.0
+"""Seconds until what a busy ledger put off at the start is tried again."""
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -62,6 +66,10 @@ def run(app: Redrive, *, until_idle: bool = False) -> None:
                 loop.add_signal_handler(number, on_signal)
         await work(app, until_idle=until_idle, stop=stop)
 
+    # This process is the worker's own (docs/decisions/0012).
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    sys.setswitchinterval(0.0005)
     run_loop(main())
 
 
@@ -78,7 +86,7 @@ async def work(app: Redrive, *, until_idle: bool = False, stop: asyncio.Event | 
     """One worker in this event loop, with every handler of the application and the webhook handler."""
     ledger = app.ledger
     loop = asyncio.get_running_loop()
-    await asyncio.to_thread(app.destinations.reconcile)
+    reconciled = await _reconcile(app)
     catalog = Catalog(ledger, app.address_policy)
     mechanism = DatabaseMechanism(ledger)
 
@@ -104,16 +112,44 @@ async def work(app: Redrive, *, until_idle: bool = False, stop: asyncio.Event | 
             random=app.random,
             sync_extend=ledger.extend_sync,
         )
-        stopper = None
+        beside: list[asyncio.Task[None]] = []
         if stop is not None:
-            stopper = asyncio.create_task(_stop_when(stop, worker))
+            beside.append(asyncio.create_task(_stop_when(stop, worker)))
+        if not reconciled:
+            beside.append(asyncio.create_task(_reconcile_later(app)))
         ledger.writer.on_commit.append(committed)
         try:
             await worker.run(until_idle=until_idle)
         finally:
             ledger.writer.on_commit.remove(committed)
-            if stopper is not None:
-                stopper.cancel()
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+
+
+async def _reconcile(app: Redrive) -> bool:
+    """Finish what a crash left of enabling and disabling destinations; False while the ledger cannot be written."""
+    try:
+        await asyncio.to_thread(app.destinations.reconcile)
+    except LedgerBusy as exc:
+        _say_later(exc)
+        return False
+    return True
+
+
+async def _reconcile_later(app: Redrive) -> None:
+    while True:
+        await asyncio.sleep(RECONCILE_AGAIN_S)
+        try:
+            await asyncio.to_thread(app.destinations.reconcile)
+        except LedgerError as exc:
+            _say_later(exc)
+        else:
+            return
+
+
+def _say_later(exc: LedgerError) -> None:
+    _log.warning("unfinished holds and releases wait, to be tried again in %g s: %s", RECONCILE_AGAIN_S, exc)
 
 
 async def _stop_when(stop: asyncio.Event, worker: Worker) -> None:

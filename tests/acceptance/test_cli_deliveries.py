@@ -57,6 +57,17 @@ def test_the_same_work_twice_is_one_delivery(folder: Path) -> None:
     assert len(unique) == 2
 
 
+def test_what_came_from_the_command_line_says_so(folder: Path) -> None:
+    delivery = enqueue({"n": 1}, "a")
+    enqueue({"n": 1}, "a", "--actor", "ann@desk")
+    ok("enqueue", "other", "--key", "b", "--allow-unknown")
+    other = ok("enqueue", "other", "--key", "b", "--allow-unknown", "-o", "json").json["delivery"]
+    for one in (delivery, other):
+        entries = ok("delivery", "timeline", one, "-o", "json").json["entries"]
+        assert [entry["facts"]["path"] for entry in entries if entry["kind"] == "duplicate"] == ["cli"]
+    assert "(cli, cli:ann@desk)" in ok("delivery", "timeline", delivery).out
+
+
 def test_keys_keep_their_types_and_parts(folder: Path) -> None:
     def made(*key: str) -> str:
         return str(ok("enqueue", "work", *key, "--app", "shop:app", "-o", "json").json["delivery"])
@@ -403,6 +414,7 @@ def test_a_clock_that_ran_ahead_is_repaired_on_request(folder: Path) -> None:
     assert "ahead of this host's clock" in ok("status").err
     ran = ok("verify", "--repair-clock", "--actor", "ann@desk")
     assert "ledger time was 2 h ahead, and is set back" in ran.err or "ledger time was 1 h 59 min" in ran.err
+    assert "ledger time was not ahead" in ok("verify", "--repair-clock").err
     assert ok("status", "-o", "json").json["skew_us"] < 1_000_000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -307,6 +308,22 @@ def test_disable_holds_and_enable_releases(local: Receiver) -> None:
     assert "1 delivery released" in ok("destination", "enable", "orders").out
     ok("up", "--until-idle")
     assert len(local.seen) == 1
+
+
+def test_what_receivers_called_duplicates_is_shown(local: Receiver) -> None:
+    add("orders", local.url("/ok"))
+    assert "duplicates" not in ok("status").out
+    made = ok("destination", "show", "orders", "-o", "json").json
+    assert made["receiver_duplicates"] == 0
+    with contextlib.closing(sqlite3.connect("redrive.db")) as conn:
+        conn.execute("INSERT INTO receiver_duplicate VALUES (?, 1234)", (made["destination_id"],))
+        conn.commit()
+    assert ok("destination", "show", "orders", "-o", "json").json["receiver_duplicates"] == 1234
+    assert [one["receiver_duplicates"] for one in ok("destination", "list", "-o", "jsonl").lines] == [1234]
+    assert ok("status", "-o", "json").json["receiver_duplicates"] == 1234
+    assert "1,234 reported by the receiver" in ok("destination", "show", "orders").out
+    assert "1,234" in ok("destination", "list").out
+    assert "1,234 reported by receivers" in ok("status").out
 
 
 def test_a_destructive_command_needs_a_yes(local: Receiver) -> None:

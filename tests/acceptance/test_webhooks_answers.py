@@ -146,7 +146,28 @@ def test_a_receiver_that_had_it_before_can_say_so_and_it_is_counted(tmp_path: Pa
             "status": ("delivered", "receiver_duplicate", ("receiver_duplicate",)),
             "plain": ("delivered", "ok", ()),
         }
-        assert query(app, "SELECT count(*) FROM attempt WHERE category = 'receiver_duplicate'") == [(2,)]
+        app.publish("order.paid", 2, event_id=2)
+        drain(app)
+        assert {one.name: one.receiver_duplicates for one in app.destinations.list()} == {
+            "header": 2,
+            "status": 2,
+            "plain": 0,
+        }
+        assert app.destinations.get("header").as_dict()["receiver_duplicates"] == 2
+        assert app.operations.status().receiver_duplicates == 4
+        assert_verified(app)
+
+
+def test_a_receiver_that_had_it_before_and_refuses_all_the_same_is_counted_too(tmp_path: Path) -> None:
+    def answer(got: Got, number: int) -> Reply:
+        return (503 if number == 1 else 200), {"Webhook-Duplicate": "true"}, b""
+
+    with rig(tmp_path, answer) as (app, receiver):
+        app.destinations.add("a", plain(receiver, "/a", policy=HOOKS))
+        one = app.publish("order.paid", 1, event_id=1).deliveries[0]
+        drain(app)
+        assert tries(app, one) == [("retryable", "http_5xx"), ("delivered", "receiver_duplicate")]
+        assert app.destinations.get("a").receiver_duplicates == 2
         assert_verified(app)
 
 

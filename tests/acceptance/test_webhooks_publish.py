@@ -418,6 +418,11 @@ def test_names_of_destinations(tmp_path: Path) -> None:
                 app.destinations.add(bad, plain(receiver, "/b"))
         with pytest.raises(NotFound):
             app.destinations.disable("nobody", reason="test")
+        for blank in ("", " ", "\n\t"):
+            with pytest.raises(InvalidInput) as caught:
+                app.destinations.disable("a", reason=blank)
+            assert caught.value.param == "reason"
+        assert app.destinations.get("a").enabled
         with pytest.raises(PayloadInvalid):
             app.publish("order.paid", b"{", event_id=1)
 

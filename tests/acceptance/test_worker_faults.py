@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +19,19 @@ from tests.acceptance.engine_support import (
     filled,
     make,
     query,
+    rig,
     seen,
+    settings,
     tamper,
     tries,
     until,
     working,
 )
 
-from redrive import Context, Policy, Retry
+from redrive import Context, Policy, Redrive, Retry, running
 from redrive.errors import LedgerBusy, LedgerError, LedgerFull
+from redrive.ledger.sqlite import connect as connecting
+from redrive.webhooks.destinations import Destinations
 from redrive.worker.settings import WorkerSettings
 
 
@@ -158,3 +166,86 @@ def test_a_ledger_that_fails_for_a_while_does_not_end_the_worker(tmp_path: Path,
                 await until(lambda: seen(app, done).disposition == "delivered")
 
         asyncio.run(main())
+
+
+# --- a ledger that is busy when the worker starts ---------------------------------------------------------
+
+
+@contextlib.contextmanager
+def locked(app: Redrive) -> Iterator[None]:
+    """Another process, stopped by somebody while it has the write lock."""
+    with contextlib.closing(sqlite3.connect(app.ledger.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def test_a_worker_waits_for_a_ledger_that_is_busy_when_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connecting, "BUSY_TIMEOUT_S", 0.05)
+    with make(tmp_path) as app:
+
+        @app.handler("job")
+        async def job(context: Context, payload: Any) -> None:
+            pass
+
+        one = app.enqueue("job", key=1).delivery_id
+
+        async def main() -> None:
+            async with working(app):
+                with locked(app):
+                    await until(lambda: "cannot begin yet (2 in a row)" in caplog.text)
+                await until(lambda: seen(app, one).disposition == "delivered")
+
+        with locked(app):
+            asyncio.run(stopped_at_once(app, caplog))
+        caplog.clear()
+        asyncio.run(main())
+        assert query(app, "SELECT count(*), count(stopped_at) FROM worker") == [(1, 1)]
+        assert_verified(app)
+
+
+async def stopped_at_once(app: Redrive, caplog: pytest.LogCaptureFixture) -> None:
+    """Told to stop before it could begin, a worker ends without having been one."""
+    async with working(app):
+        await until(lambda: "cannot begin yet (1 in a row)" in caplog.text)
+
+
+def test_unfinished_holds_of_a_busy_start_are_finished_later_and_keep_no_work_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries_left = threading.Semaphore(0)
+    reconcile = Destinations.reconcile
+
+    def busy(self: Destinations) -> int:
+        if not tries_left.acquire(blocking=False):
+            raise LedgerBusy("busy")
+        return reconcile(self)
+
+    monkeypatch.setattr(Destinations, "reconcile", busy)
+    monkeypatch.setattr(running, "RECONCILE_AGAIN_S", 0.05)
+    with rig(tmp_path) as (app, receiver):
+
+        @app.handler("job")
+        async def job(context: Context, payload: Any) -> None:
+            pass
+
+        app.destinations.add("on", settings(receiver.url("/on"), secrets=()))
+        app.destinations.disable("on", reason="test")
+        held = app.publish("order.paid", 1, event_id=1).deliveries[0]
+        # As after a death between the registry's change and the rows'.
+        tamper(app, "UPDATE destination SET enabled = 1")
+        one = app.enqueue("job", key=1).delivery_id
+
+        async def main() -> None:
+            async with working(app):
+                await until(lambda: seen(app, one).disposition == "delivered")
+                await until(lambda: caplog.text.count("unfinished holds and releases wait") >= 3)
+                assert seen(app, held).hold == "destination_disabled"
+                tries_left.release()
+                await until(lambda: seen(app, held).disposition == "delivered")
+
+        asyncio.run(main())
+        assert [got.delivery for got in receiver.got] == [held]
+        assert_verified(app)

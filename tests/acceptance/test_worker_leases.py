@@ -276,6 +276,21 @@ def test_sync_jobs_that_never_started_go_back_uncharged(tmp_path: Path) -> None:
         assert_verified(app)
 
 
+def test_every_sync_job_that_is_leased_has_a_thread_of_its_own_by_default(tmp_path: Path) -> None:
+    slots = 40
+    together = threading.Barrier(slots)
+    with make(tmp_path, worker=WorkerSettings(slots=slots, drain_s=5)) as app:
+
+        @app.handler("job", policy=Policy(max_attempts=1))
+        def job(context: Context, payload: Any) -> None:
+            together.wait(15)  # passes only if all of them run at once
+
+        filled(app, slots)
+        drain(app)
+        assert query(app, "SELECT outcome, count(*) FROM attempt GROUP BY 1") == [("delivered", slots)]
+    assert (WorkerSettings(slots=7).thread_limit, WorkerSettings(slots=7, threads=3).thread_limit) == (7, 3)
+
+
 def test_a_job_that_starts_while_the_drain_begins_is_either_run_or_given_back_and_never_both(tmp_path: Path) -> None:
     for turn in range(15):
         ran: list[int] = []

@@ -305,6 +305,7 @@ def test_twenty_thousand_jobs_leave_nothing_behind_in_memory(tmp_path: Path) -> 
         {"poll_s": 0},
         {"drain_s": -1},
         {"threads": 0},
+        {"threads": 10_001},
     ],
     ids=str,
 )

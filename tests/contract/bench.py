@@ -240,6 +240,9 @@ class Bench:
     def repeats(self, seq: int) -> tuple[list[Repeat], int, int]:
         return self.run(self.ledger.repeats(seq))
 
+    def receiver_duplicates(self) -> dict[str, int]:
+        return self.run(self.ledger.receiver_duplicates())
+
     def rows(self, table: str) -> int:
         return self.run(self.ledger.rows(table))
 

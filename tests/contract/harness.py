@@ -184,6 +184,10 @@ class Subject(WorkLedger, Protocol):
         """The listed repeats; how many duplicates and conflicts there were in all."""
         ...
 
+    async def receiver_duplicates(self) -> dict[str, int]:
+        """Attempts that receivers called duplicates, by destination."""
+        ...
+
     async def rows(self, table: str) -> int:
         """How many rows a table has."""
         ...

@@ -12,7 +12,7 @@ from typing import Any
 from redrive.domain import identity
 from redrive.domain.delivery import Closed, Closing, Disposition, Enqueued, Hold, Lease, NewDelivery, NewEvent
 from redrive.domain.envelope import payload_hash
-from redrive.domain.outcome import Category, Outcome, OutcomeKind
+from redrive.domain.outcome import Category, Flag, Outcome, OutcomeKind
 from redrive.domain.policy import HOUR, SECOND, Jitter, Policy
 from redrive.ledger.sqlite import close, enqueue, reap, registry, reserve
 from redrive.ledger.sqlite.clock import LedgerClock
@@ -28,6 +28,8 @@ REFUSED = Outcome(OutcomeKind.PERMANENT, Category.HTTP_4XX, status=400)
 UNSURE = Outcome(OutcomeKind.UNKNOWN, Category.TIMEOUT_SENT)
 OWN_FAULT = Outcome(OutcomeKind.DEFERRED, Category.OWN_FAULT)
 SHUTDOWN = Outcome(OutcomeKind.INTERRUPTED, Category.SHUTDOWN)
+SEEN = Outcome(OutcomeKind.DELIVERED, Category.RECEIVER_DUPLICATE, status=208, flags=Flag.RECEIVER_DUPLICATE)
+SEEN_BUSY = Outcome(OutcomeKind.RETRYABLE, Category.HTTP_5XX, status=503, flags=Flag.RECEIVER_DUPLICATE)
 JSON = "application/json"
 ROUTES = (("job", 1), ("webhook", 1))
 
@@ -221,7 +223,7 @@ def _standing(tx: Tx, seq: int) -> tuple[int, int]:
 class Churn:
     """Everything that can happen to deliveries, at random, from a seed: for tests that look on."""
 
-    OUTCOMES = (OK, OK, OK, BUSY, BUSY, UNSURE, REFUSED, OWN_FAULT, SHUTDOWN)
+    OUTCOMES = (OK, OK, SEEN, BUSY, SEEN_BUSY, UNSURE, REFUSED, OWN_FAULT, SHUTDOWN)
 
     def __init__(self, desk: Desk, seed: int) -> None:
         self.desk = desk

@@ -101,6 +101,9 @@ class SqliteSubject(SqliteLedger):
         duplicates, conflicts = counts[0] if counts else (0, 0)
         return await self._rows(Repeat, "repeat", seq), duplicates, conflicts
 
+    async def receiver_duplicates(self) -> dict[str, int]:
+        return dict(await self.read(lambda tx: tx.rows(sql("receiver_duplicates"))))
+
     async def rows(self, table: str) -> int:
         count: int = (await self._select(f"SELECT count(*) FROM {table}"))[0][0]
         return count

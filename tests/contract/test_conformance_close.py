@@ -284,6 +284,19 @@ def test_a_close_keeps_what_the_receiver_said(bench: Bench) -> None:
     assert (attempt.category, attempt.flags) == ("receiver_duplicate", Flag.RECEIVER_DUPLICATE)
 
 
+def test_what_receivers_called_duplicates_is_counted_once_for_each_attempt_and_by_destination(bench: Bench) -> None:
+    seen = replace(DELIVERED, category=Category.RECEIVER_DUPLICATE, flags=Flag.RECEIVER_DUPLICATE)
+    refused = replace(RETRYABLE, flags=Flag.RECEIVER_DUPLICATE)
+    bench.enqueue_all([work(f"k{n}", destination="a" if n < 4 else "b") for n in range(7)])
+    leases = sorted(bench.reserve(), key=lambda lease: lease.seq)
+    outcomes = [seen, seen, DELIVERED, refused, seen, NO_OP, seen]
+    for _ in range(2):  # the second report of the same end changes nothing
+        bench.close_all(list(zip(leases, outcomes, strict=True)))
+        assert bench.receiver_duplicates() == {"a": 3, "b": 2}
+    bench.close(leases[2], seen)  # recorded as delivered before: evidence, and no attempt of its own
+    assert bench.receiver_duplicates() == {"a": 3, "b": 2}
+
+
 @pytest.mark.parametrize("kind", [DELIVERED, RETRYABLE])
 def test_an_excerpt_is_kept_where_an_operator_turned_it_on(bench: Bench, kind: Outcome) -> None:
     bench.enqueue_all([work("a"), work("b")])

@@ -160,6 +160,10 @@ def test_no_hot_statement_scans_a_table_or_sorts(ledger_file: Path) -> None:
             ["SCAN j VIRTUAL TABLE", r"SEARCH s USING INTEGER PRIMARY KEY \(rowid=\?\)"],
         ),
         (
+            "receiver_duplicate_add",
+            ["SCAN j VIRTUAL TABLE", r"SEARCH d USING INTEGER PRIMARY KEY \(rowid=\?\)"],
+        ),
+        (
             "success_states",
             [r"SEARCH delivery_state USING INTEGER PRIMARY KEY \(rowid=\?\)", "LIST SUBQUERY", "SCAN json_each"],
         ),
@@ -180,15 +184,64 @@ def test_looking_for_something_to_reap_reads_only_what_has_run_out(ledger_file: 
     assert "INDEX delivery_state_deadline (deadline_at<?)" in found
 
 
+def test_what_a_start_looks_for_reads_only_what_is_held_or_a_disabled_destinations_own(ledger_file: Path) -> None:
+    held = plan(ledger_file, "hold_destinations")
+    tables = [step for step in held if re.match(r"(SCAN|SEARCH) (s|d|delivery_state)\b", step)]
+    assert tables
+    for step in tables:
+        assert "delivery_state_held" in step or step == "SEARCH d USING INTEGER PRIMARY KEY (rowid=?)", held
+    assert [step for step in held if "BLOOM" in step or (step in tables and step.startswith("SCAN"))] == []
+    assert plan(ledger_file, "hold_pending") == [
+        "SCAN CONSTANT ROW",
+        "SCALAR SUBQUERY 1",
+        "SEARCH d USING INDEX delivery_by_destination (destination=?)",
+        "SEARCH s USING INTEGER PRIMARY KEY (rowid=?)",
+    ]
+
+
+def test_looking_for_held_work_costs_nothing_however_much_there_is_that_is_not_held(tmp_path: Path) -> None:
+    """Counted in the virtual machine's own steps: 20,000 deliveries that are not held, then 5,000 that are."""
+    path = made(tmp_path / "ledger.db", "finished")
+    conn = connect(path)
+    steps = 0
+
+    def tick() -> None:
+        nonlocal steps
+        steps += 1
+
+    def look() -> tuple[list[str], int]:
+        nonlocal steps
+        steps = 0
+        conn.set_progress_handler(tick, 1)
+        found = [row[0] for row in conn.execute(sql("hold_destinations"))]
+        conn.set_progress_handler(None, 1)
+        return found, steps
+
+    none, before = look()
+    assert (none, before < 500) == ([], True), before
+    fill(path, 20_001, 25_000, 0)
+    conn.execute("DROP TRIGGER delivery_no_update")
+    conn.execute("UPDATE delivery SET handler = 'webhook' WHERE seq > 20000")
+    conn.execute("UPDATE delivery_state SET hold = 1, flow = 8 WHERE seq > 20000")
+    found, after = look()
+    conn.close()
+    assert (found, after < 1000) == (["dst_1"], True), after
+
+
 def test_finished_rows_weigh_nothing_on_the_hot_indexes(tmp_path: Path) -> None:
     path = made(tmp_path / "ledger.db", "finished")
     conn = connect(path)
     sizes = {}
-    for index in ("delivery_state_ready", "delivery_state_leased", "delivery_state_deadline"):
+    for index in ("delivery_state_ready", "delivery_state_leased", "delivery_state_deadline", "delivery_state_held"):
         where = conn.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (index,)).fetchone()[0]
         condition = where.split("WHERE", 1)[1]
         sizes[index] = conn.execute(
             f"SELECT count(*) FROM delivery_state INDEXED BY {index} WHERE {condition}"
         ).fetchone()[0]
     conn.close()
-    assert sizes == {"delivery_state_ready": 10, "delivery_state_leased": 0, "delivery_state_deadline": 10}
+    assert sizes == {
+        "delivery_state_ready": 10,
+        "delivery_state_leased": 0,
+        "delivery_state_deadline": 10,
+        "delivery_state_held": 0,
+    }

@@ -20,6 +20,7 @@ from tests.contract.reads_support import (
     OK,
     OWN_FAULT,
     REFUSED,
+    SEEN,
     SHUTDOWN,
     UNSURE,
     Churn,
@@ -97,6 +98,7 @@ NAMES = (
     "redriven",
     "dead",
     "done",
+    "known",
     "cancelled",
     "delivered_late",
     "retried",
@@ -116,6 +118,7 @@ def tell(desk: Desk) -> dict[str, int]:
         "redriven": [BUSY, UNSURE, BUSY],
         "dead": [REFUSED],
         "done": [OK],
+        "known": [SEEN],
     }.items():
         story[name] = desk.enqueue(name, handler=name, scope=f"scope of {name}").seq
         desk.kill(outcomes, story[name])
@@ -253,6 +256,11 @@ FAULTS: list[tuple[str, str]] = [
     ("repeat", "UPDATE repeat_count SET duplicates = 3"),
     ("repeat", "DELETE FROM repeat WHERE number = 4"),
     ("repeat", "DELETE FROM repeat_count"),
+    ("receiver_duplicate", "UPDATE receiver_duplicate SET count = 2"),
+    ("receiver_duplicate", "DELETE FROM receiver_duplicate"),
+    ("receiver_duplicate", "UPDATE attempt SET flags = 0 WHERE seq = {known}"),
+    ("receiver_duplicate", "UPDATE attempt SET flags = 2 WHERE seq = {dead}"),
+    ("receiver_duplicate", "INSERT INTO receiver_duplicate VALUES ('dst_nobody', 1)"),
     ("audit", "UPDATE audit SET reason = 'another' WHERE audit = 1"),
     ("audit", "UPDATE audit SET actor = 'eve' WHERE audit = 2"),
     ("audit", "DELETE FROM audit WHERE audit = 1"),

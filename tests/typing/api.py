@@ -50,10 +50,13 @@ app = Redrive(
     max_payload_bytes=1024,
     address_policy=AddressPolicy.build(["10.0.0.0/8"], [443, 8443], allow_http=False),
     producer="shop",
+    path="import",
     clock=lambda: 0,
     random=lambda: 0.5,
 )
 assert_type(app.init(), list[str])
+app.address_policy = AddressPolicy.build(["10.0.0.0/8"])
+assert_type(app.address_policy, AddressPolicy)
 
 policy = Policy(
     max_attempts=6,
@@ -225,6 +228,7 @@ def operate(delivery_id: str) -> None:
         assert_type(count.count, int)
     assert_type(operations.status().environment, str)
     assert_type(operations.verify().ok, bool)
+    assert_type(operations.repair_clock(actor="ann").repaired, bool)
 
 
 def receive(headers: dict[str, str], body: bytes) -> bool:

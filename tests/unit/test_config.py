@@ -283,6 +283,18 @@ def test_what_is_set_lies_over_an_applications_own() -> None:
     assert settings.addresses(base) == AddressPolicy.build(["10.0.0.0/8"], [8080], True)
 
 
+def test_threads_are_as_many_as_slots_unless_a_layer_says_otherwise(tmp_path: Path) -> None:
+    shown = {name: (value, origin) for name, value, origin in load(environ={}, cwd=tmp_path).items()}
+    assert shown["threads"] == ("slots", DEFAULT)
+    assert load({"slots": "9"}, environ={}, cwd=tmp_path).worker().thread_limit == 9
+    (tmp_path / "redrive.toml").write_text("threads = 4\n")
+    assert load({"slots": "9"}, environ={}, cwd=tmp_path).worker().thread_limit == 4
+    back = load({"threads": "slots"}, environ={}, cwd=tmp_path)
+    assert (back.threads, back.worker(WorkerSettings(slots=6, threads=2)).thread_limit) == (None, 6)
+    with pytest.raises(ConfigError, match="a whole number, or slots"):
+        load({"threads": "many"}, environ={}, cwd=tmp_path)
+
+
 def test_repeated_flags_and_commas_are_one_list() -> None:
     flags: dict[str, Callable[[], Any] | Any] = {"allowed_ports": ["443", "8080,8081"]}
     assert load(flags, environ={}, cwd=Path("/")).allowed_ports == (443, 8080, 8081)

@@ -343,9 +343,7 @@ def test_a_promise_that_nothing_shows_is_refused(tmp_path: Path, tests: list[str
         (mutant(), [], "no clause names it"),
     ],
 )
-def test_a_mutant_that_does_not_fit_is_refused(
-    tmp_path: Path, mutants: str, named: list[str], said: str
-) -> None:
+def test_a_mutant_that_does_not_fit_is_refused(tmp_path: Path, mutants: str, named: list[str], said: str) -> None:
     tree = small_tree(tmp_path, clauses=clause([GOOD], named), mutants=mutants)
     code, output = run("check_promises.py", tree)
     assert code == 1, output
@@ -472,9 +470,7 @@ def test_the_makefile_offers_what_is_documented() -> None:
 
 def test_the_check_script_runs_every_check() -> None:
     script = (ROOT / "tools/check").read_text(encoding="utf-8")
-    runs = set(
-        re.findall(r"tools/(check_\w+\.py)", script + (ROOT / "tools/test").read_text(encoding="utf-8"))
-    )
+    runs = set(re.findall(r"tools/(check_\w+\.py)", script + (ROOT / "tools/test").read_text(encoding="utf-8")))
     assert runs == {path.name for path in TOOLS.glob("check_*.py")}
 
 
@@ -505,17 +501,13 @@ def test_an_environment_is_renewed_when_dependencies_change_and_not_for_a_lint_r
     assert environment.fingerprint({**data, "tool": {}}, "3.11.2") == first
     assert environment.fingerprint({**data, "dependency-groups": {"dev": []}}, "3.11.2") != first
     assert environment.fingerprint(data, "3.11.3") != first
-    assert environment.dev_group(
-        {"dependency-groups": {"dev": ["a", {"include-group": "b"}], "b": ["c"]}}
-    ) == [
+    assert environment.dev_group({"dependency-groups": {"dev": ["a", {"include-group": "b"}], "b": ["c"]}}) == [
         "a",
         "c",
     ]
 
 
-def test_an_interpreter_that_does_not_run_is_not_present(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interpreter_that_does_not_run_is_not_present(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(TOOLS))
     import pythons
 

@@ -40,7 +40,9 @@ SETTINGS: Final[Mapping[str, Any]] = {
     "reap": _setting(str | None, "--reap", text="How often expired leases are looked for", metavar="TIME"),
     "poll": _setting(str | None, "--poll", text="Longest wait before the ledger is asked again", metavar="TIME"),
     "drain": _setting(str | None, "--drain", text="How long a stopping worker waits for its attempts", metavar="TIME"),
-    "threads": _setting(str | None, "--threads", text="Threads for handlers that are not async", metavar="N"),
+    "threads": _setting(
+        str | None, "--threads", text="Threads for handlers that are not async (one for each slot)", metavar="N"
+    ),
     "processes": _setting(str | None, "--processes", text="Worker processes", metavar="N"),
     "max_payload": _setting(str | None, "--max-payload", text="Largest payload, for example 1MiB", metavar="SIZE"),
     "allowed_private": _setting(

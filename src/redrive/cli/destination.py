@@ -92,7 +92,7 @@ def list_(
     if not found:
         session.out.note("no destinations; add one with: redrive destination add NAME URL")
         return 0
-    head = ["NAME", "STATE", "WHERE", "EVENTS", "ATTEMPTS"] + (["TENANT"] if every else [])
+    head = ["NAME", "STATE", "WHERE", "EVENTS", "ATTEMPTS", "DUPLICATES"] + (["TENANT"] if every else [])
     rows: list[list[Cell]] = []
     for item in found:
         policy = item.settings.policy
@@ -102,6 +102,7 @@ def list_(
             parse_url(item.settings.url).origin,
             ", ".join(item.settings.event_types) or "*",
             f"{policy.max_attempts} in {span(policy.max_age)}",
+            f"{item.receiver_duplicates:,}",
         ]
         rows.append([*row, item.tenant] if every else row)
     session.out.table(head, rows)
@@ -141,6 +142,7 @@ def show(session: Session, name: Name) -> int | None:
             f"first byte {limits.first_byte:g} s, total {limits.total:g} s",
         ),
         ("delivered is", settings.acknowledge + "".join(f", {a} is {b}" for a, b in settings.overrides)),
+        ("duplicates", f"{found.receiver_duplicates:,} reported by the receiver"),
         ("added", when(found.created_at, session.now())),
     ]
     extra = {

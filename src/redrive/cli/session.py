@@ -78,7 +78,7 @@ class Session:
             app = self.load_app(settings.app)
             settings = self._settings = _agreed(settings, app)
             app.worker_settings = settings.worker(app.worker_settings)
-            app._guard = settings.addresses(app.address_policy)
+            app.address_policy = settings.addresses(app.address_policy)
             if settings.is_set("max_payload"):
                 app.max_payload_bytes = settings.max_payload
         else:
@@ -89,6 +89,7 @@ class Session:
                 max_payload_bytes=settings.max_payload,
                 address_policy=settings.addresses(),
             )
+        app.path = "cli"
         app.producer = f"cli:{settings.actor}"[:200]
         self._app = app
         return app

@@ -64,6 +64,8 @@ def _facts(session: Session, view: StatusView) -> list[tuple[str, Any]]:
         facts.append(("lost", f"{plural(view.expired_leases, 'attempt')} whose worker is gone, not reaped yet"))
     if view.duplicates.count or view.conflicts.count:
         facts.append(("repeated", f"{view.duplicates} with the same payload, {view.conflicts} conflicts"))
+    if view.receiver_duplicates:
+        facts.append(("duplicates", f"{view.receiver_duplicates:,} reported by receivers"))
     if view.rejections:
         facts.append(("rejected", ", ".join(f"{code} {count:,}" for code, count in sorted(view.rejections.items()))))
     return facts

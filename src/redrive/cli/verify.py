@@ -29,9 +29,9 @@ def verify(session: Session, repair_clock: Repair = False) -> int | None:
     operations = session.operations
     out = session.out
     if repair_clock:
-        ahead = operations.status().skew_us
-        operations.repair_clock(actor=session.actor)
-        out.note(f"ledger time was {span(ahead)} ahead, and is set back" if ahead else "ledger time was not ahead")
+        done = operations.repair_clock(actor=session.actor)
+        ahead = span(done.before_at - done.after_at)
+        out.note(f"ledger time was {ahead} ahead, and is set back" if done.repaired else "ledger time was not ahead")
     with out.progress("verifying") as progress:
         report = operations.verify(progress)
     session.status = 0 if report.ok else 1

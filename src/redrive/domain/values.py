@@ -171,12 +171,37 @@ def canonical_json(value: object) -> bytes:
     would become the same), and nesting deeper than :data:`MAX_DEPTH` (so cycles too). U+0000 is kept: it
     is stored escaped, inside bytes.
     """
+    if _is_plain(value, MAX_DEPTH):
+        try:
+            return _ENCODER.encode(value).encode("utf-8")
+        except ValueError:  # not finite, or a lone surrogate: the walk says where
+            pass
     try:
         _walk(value, 0)
     except _Refused as refused:
         raise PayloadInvalid(_where(refused), param="payload") from None
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
-    return text.encode("utf-8")
+    return _ENCODER.encode(value).encode("utf-8")
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+
+
+def _is_plain(value: object, depth: int) -> bool:
+    """Whether the value is of JSON's own types with text keys, down to ``depth``: the walk is only for the rest."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return True
+    if depth == 0:
+        return False
+    if kind is dict:
+        for key, item in value.items():  # type: ignore[attr-defined]
+            if type(key) is not str or not (type(item) in _SCALARS or _is_plain(item, depth - 1)):
+                return False
+        return True
+    if kind is list:
+        return all(type(item) in _SCALARS or _is_plain(item, depth - 1) for item in value)  # type: ignore[attr-defined]
+    return False
 
 
 def check_json_bytes(body: bytes) -> None:
@@ -218,7 +243,7 @@ def _decode(body: bytes) -> tuple[str, str | None]:
 def _parse(text: str, *, suspicious: bool, unique_keys: bool) -> tuple[object, str | None]:
     hook = _unique_object if unique_keys else _every_object if suspicious else None
     try:
-        value: object = json.loads(text, parse_constant=float, object_pairs_hook=hook)
+        value: object = _DECODERS[hook].decode(text)
         if suspicious:
             _walk(value, 0)
     except json.JSONDecodeError as error:
@@ -254,6 +279,13 @@ def _every_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
         for key, value in pairs:
             _walk({key: value}, 0)
     return found
+
+
+# Made once: json.loads with options makes a decoder at every call.
+_DECODERS = {
+    hook: json.JSONDecoder(parse_constant=float, object_pairs_hook=hook)
+    for hook in (None, _unique_object, _every_object)
+}
 
 
 def _depth(text: str) -> int:

@@ -68,6 +68,7 @@ class Attempt(NamedTuple):
     category: str
     next_at: int | None
     deferrals: int
+    flags: int
 
 
 class Generation(NamedTuple):

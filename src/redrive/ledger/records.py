@@ -371,6 +371,8 @@ class StatusView(Record):
     """Enqueues refused before they reached the ledger, by error code."""
     duplicates: Count
     conflicts: Count
+    receiver_duplicates: int
+    """Attempts whose answer said that the receiver had seen the delivery before."""
     wal_defect: str | None
 
     def as_dict(self) -> dict[str, Any]:

@@ -55,6 +55,7 @@ def status(tx: Tx, now: int, host_now: int | None = None) -> StatusView:
         rejections=dict(_pairs(tx.rows(sql("rejections")))),
         duplicates=Count(duplicates, rows > CAP),
         conflicts=Count(conflicts, rows > CAP),
+        receiver_duplicates=tx.rows(sql("receiver_duplicates_total"))[0][0],
         wal_defect=wal_defect(),
     )
 

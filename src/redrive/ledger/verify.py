@@ -33,9 +33,10 @@ Further rules: *identity* (identity, delivery and state are one to one, nothing 
 (1..k without a gap in each generation), *budget* (k within what was granted), *age* (nothing starts or is
 scheduled at or past its deadline), *early* (nothing starts before it is due), *terminal* (the end is the end),
 *dead_letter* (one for each generation that ended badly, and what it says), *lease*, *clock* (nothing is of the
-future), *repeat*, *event*, *payload* (bytes equal their hash), *policy*, *audit* (the chain), and on request
-*file* (SQLite's own quick check). Where the clock was set back by :func:`repair_clock`, times that the audit
-row explains are not held against the ledger.
+future), *repeat*, *receiver_duplicate* (each destination's count equals its flagged attempts), *event*,
+*payload* (bytes equal their hash), *policy*, *audit* (the chain), and on request *file* (SQLite's own quick
+check). Where the clock was set back by :func:`repair_clock`, times that the audit row explains are not held
+against the ledger.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from typing import Any, Final
 
 from redrive.domain.envelope import payload_hash
 from redrive.domain.identity import to_text
+from redrive.domain.outcome import Flag
 from redrive.domain.policy import Policy
 from redrive.errors import ConfigError, Conflict, InvalidInput
 from redrive.ledger.audit import CLOCK_REPAIRED, GENESIS, append_audit, audit_digest
@@ -151,7 +153,8 @@ def verify(
     if chunk < 1:
         raise InvalidInput("chunk must be 1 or more", param="chunk")
     found = _Found()
-    top, top_event = ledger.read_sync(lambda tx: tx.rows(sql("verify_top"))[0])
+    (top, top_event), said = ledger.read_sync(lambda tx: (tx.rows(sql("verify_top"))[0], _said(tx)))
+    told: dict[str, int] = {}
     if quick_check:
         for (line,) in ledger.read_sync(lambda tx: tx.rows("PRAGMA quick_check")):
             if line != "ok":
@@ -161,9 +164,11 @@ def verify(
     while after < top:
         part = ledger.read_sync(lambda tx, after=after: _read(tx, after, chunk, top))  # type: ignore[misc]
         checked += _check(part, found)
+        _count_told(part, told)
         after = part.last
         if progress is not None:
             progress(after, top + top_event)
+    _receiver_duplicates(said, told, ledger.read_sync(_said), found)
     after = 0
     while after < top_event:
         after = ledger.read_sync(lambda tx, after=after: _events(tx, after, chunk, found)) or top_event  # type: ignore[misc]
@@ -326,6 +331,27 @@ def _events(tx: Tx, after: int, chunk: int, found: _Found) -> int:
             if payload_hash(content_type, payload) != digest:
                 found.add(None, "payload", f"{name}: the payload is not what its hash says")
     return int(rows[-1][0]) if rows else 0
+
+
+def _said(tx: Tx) -> dict[str, int]:
+    return dict(tx.rows(sql("receiver_duplicates")))
+
+
+def _count_told(part: _Chunk, told: dict[str, int]) -> None:
+    for seq, attempts in part.attempts.items():
+        flagged = sum(bool(attempt.flags & Flag.RECEIVER_DUPLICATE) for attempt in attempts)
+        if flagged and seq in part.facts:
+            destination = part.facts[seq].destination
+            told[destination] = told.get(destination, 0) + flagged
+
+
+def _receiver_duplicates(before: dict[str, int], told: dict[str, int], after: dict[str, int], found: _Found) -> None:
+    """Attempts were read while more ended: there are no fewer than were counted before, nor more than after."""
+    for name in sorted(told.keys() | after.keys()):
+        low, flagged, high = before.get(name, 0), told.get(name, 0), after.get(name, 0)
+        if not low <= flagged <= high:
+            text = f"{high} attempts of {name} are counted as duplicates by its receiver, {flagged} say so"
+            found.add(None, "receiver_duplicate", text)
 
 
 def _audit(ledger: SqliteLedger, found: _Found) -> None:

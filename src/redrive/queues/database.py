@@ -32,9 +32,7 @@ class DatabaseMechanism:
         self._hint.set()
         self._look.set()
 
-    async def receive(
-        self, worker: int, routes: Sequence[tuple[str, int]], limit: int, lease_us: int
-    ) -> list[Lease]:
+    async def receive(self, worker: int, routes: Sequence[tuple[str, int]], limit: int, lease_us: int) -> list[Lease]:
         """Up to ``limit`` leases, charged and durable."""
         self._hint.clear()
         return await self._ledger.reserve(worker, routes, limit, lease_us)

@@ -17,7 +17,7 @@ from redrive.ledger.sqlite.tx import RawTx, Tx
 
 if TYPE_CHECKING:
     from redrive.ledger.search import DeadFilter, DeliveryFilter, Page
-    from redrive.ledger.verify import Report
+    from redrive.ledger.verify import ClockRepair, Report
 
 PAGE = 50
 MAX_PAGE = 1000
@@ -127,11 +127,14 @@ class Operations:
 
         return verify(self._ledger, progress)
 
-    def repair_clock(self, *, actor: str) -> None:
-        """Set ledger time back to this host's clock, after a wrong clock had pushed it ahead."""
+    def repair_clock(self, *, actor: str, reason: str | None = None) -> ClockRepair:
+        """Set ledger time back to this host's clock, after a wrong clock had pushed it ahead; says what was done.
+
+        Raises :class:`Conflict` while a worker runs on this host: it would bring the old time back.
+        """
         from redrive.ledger.verify import repair_clock
 
-        repair_clock(self._ledger, actor)
+        return repair_clock(self._ledger, actor, reason)
 
 
 def _bounded(limit: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from redrive.domain.identity import to_text
 from redrive.domain.values import check_event_type, check_label, check_slug
-from redrive.errors import Conflict, NotFound
+from redrive.errors import Conflict, InvalidInput, NotFound
 from redrive.ledger.audit import append_audit
 from redrive.ledger.sqlite import registry
 from redrive.ledger.sqlite.ledger import SqliteLedger
@@ -26,7 +26,10 @@ CHUNK: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """One destination as it stands. ``destination_id`` never changes and enters every delivery ID."""
+    """One destination as it stands. ``destination_id`` never changes and enters every delivery ID.
+
+    ``receiver_duplicates`` counts the attempts whose answer said that the receiver had seen the delivery before.
+    """
 
     destination_id: str
     tenant: str
@@ -36,6 +39,7 @@ class Destination:
     disabled_at: int | None
     disabled_why: str | None
     created_at: int
+    receiver_duplicates: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """For ``-o json``. The URL is shown without its path and query, which may hold a token."""
@@ -46,6 +50,7 @@ class Destination:
             "origin": parse_url(self.settings.url).origin,
             "enabled": self.enabled,
             "disabled_why": self.disabled_why,
+            "receiver_duplicates": self.receiver_duplicates,
             **self.settings.public(),
         }
 
@@ -67,6 +72,7 @@ def load(tx: Tx, row: DestinationRow) -> Destination:
         row.disabled_at,
         row.disabled_why,
         row.created_at,
+        registry.receiver_duplicates(tx, row.destination_id),
     )
 
 
@@ -162,8 +168,11 @@ class Destinations:
     ) -> int:
         """Disable a destination and hold what waits for it; returns how many were held.
 
-        Held work keeps its age deadline and costs no attempt. What is in flight ends as it ends.
+        Held work keeps its age deadline and costs no attempt. What is in flight ends as it ends. Raises
+        :class:`InvalidInput` without a reason.
         """
+        if not reason.strip():
+            raise InvalidInput("a reason is required", param="reason")
         destination_id = self._switch(name, tenant, False, actor, reason)
         return self._hold(destination_id, True, actor, reason, progress)
 
@@ -197,12 +206,13 @@ class Destinations:
         """Finish what a crash in the middle of :meth:`enable` or :meth:`disable` left undone."""
 
         def query(tx: Tx) -> list[tuple[str, bool]]:
-            # Looked for without the write lock: there is nearly always nothing, and it may take a while to see that.
-            return [
-                (row.destination_id, not row.enabled)
-                for row in registry.listed(tx, None)
-                if registry.has_waiting(tx, row.destination_id, held=bool(row.enabled))
-            ]
+            # Looked for without the write lock. What is held has an index; what is not, but should be, can only be
+            # found among a destination's deliveries, and few destinations are disabled.
+            rows = registry.listed(tx, None)
+            enabled = {row.destination_id for row in rows if row.enabled}
+            held = sorted(registry.held_destinations(tx) & enabled)
+            disabled = [row.destination_id for row in rows if not row.enabled]
+            return [(one, False) for one in held] + [(one, True) for one in disabled if registry.has_waiting(tx, one)]
 
         unfinished = self._ledger.read_sync(query)
         return sum(self._hold(one, disabled, "redrive", "reconcile", None) for one, disabled in unfinished)

@@ -41,10 +41,11 @@ class Event:
 
 def prepare(event: Event, unique: bytes, max_payload_bytes: int) -> NewEvent:
     """Check one event completely, before anything touches the ledger. ``unique`` stands in for ``UNIQUE``."""
-    check_event_type(event.event_type)
-    check_label(event.tenant, "tenant")
-    if event.scope is not None:
-        check_label(event.scope, "scope")
+    names = (event.event_type, event.tenant, event.scope)
+    if all(type(name) is str or name is None for name in names):
+        _check_known_names(*names)
+    else:
+        _check_names(*names)
     content_type = event.content_type
     body = encode_body(event.payload, is_json=_check_content_type(content_type))
     if len(body) > max_payload_bytes:
@@ -72,6 +73,17 @@ def prepare(event: Event, unique: bytes, max_payload_bytes: int) -> NewEvent:
         CURRENT,
         None if event.occurred_at is None else utc_us(event.occurred_at, "occurred_at"),
     )
+
+
+def _check_names(event_type: object, tenant: object, scope: object) -> None:
+    check_event_type(event_type)
+    check_label(tenant, "tenant")
+    if scope is not None:
+        check_label(scope, "scope")
+
+
+_check_known_names = lru_cache(maxsize=16_384)(_check_names)
+"""The same few names come with every event; only text is remembered, and a refusal never is."""
 
 
 def encode_body(payload: Any, *, is_json: bool) -> bytes:

@@ -13,7 +13,7 @@ from typing import Final
 from redrive.domain.delivery import Closing, Lease
 from redrive.domain.outcome import INTERRUPTED, Category, Outcome, OutcomeKind
 from redrive.domain.ports import Handler, LeaseGuard, Mechanism, Withdrawn, WorkLedger
-from redrive.errors import LedgerError, RedriveError
+from redrive.errors import LedgerBusy, LedgerError, RedriveError
 from redrive.failpoint import hit
 from redrive.worker.closer import Closer
 from redrive.worker.heart import Heart, Held
@@ -131,7 +131,10 @@ class Worker:
 
     async def run(self, *, until_idle: bool = False) -> None:
         """Work until :meth:`stop`, or, with ``until_idle``, until nothing of these handlers is leased or waiting."""
-        self._worker = await self._ledger.register_worker(self._name, self._routes)
+        worker = await self._register()
+        if worker is None:
+            return
+        self._worker = worker
         closer = self._closer = Closer(self._ledger, self._worker, self._mechanism.hint)
         heart = Heart(
             lambda leases: self._sync_extend(self._worker, leases, self._lease_us),
@@ -151,6 +154,18 @@ class Worker:
             await asyncio.to_thread(heart.stop)
         with contextlib.suppress(RedriveError):
             await self._ledger.retire_worker(self._worker)
+
+    async def _register(self) -> int | None:
+        """None: told to stop before the ledger could be written. Whoever has its write lock may be stopped itself."""
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                return await self._ledger.register_worker(self._name, self._routes)
+            except LedgerBusy as exc:
+                failures += 1
+                _log.warning("this worker cannot begin yet (%d in a row): %s", failures, exc)
+                await self._pause(min(0.05 * 2 ** min(failures, 10), 5.0))
+        return None
 
     async def _claim(self, closer: Closer, until_idle: bool) -> None:
         slots = self._settings.slots

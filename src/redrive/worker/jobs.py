@@ -9,6 +9,7 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from redrive.domain.delivery import Closed, Lease
@@ -365,3 +366,11 @@ def outcome_of(signal: BaseException) -> Outcome:
     if isinstance(signal, RedriveError) and signal.code == "payload_invalid":
         return Outcome(OutcomeKind.PERMANENT, Category.PAYLOAD_INVALID)
     return _RAISED
+
+
+def with_unknown(policy: Policy, unknown: OnUnknown | str) -> Policy:
+    """``policy``, with what follows an unknown outcome as the handler was told."""
+    try:
+        return replace(policy, on_unknown=OnUnknown(unknown))
+    except ValueError:
+        raise ConfigError("unknown is retry, hold or confirm", param="unknown") from None

@@ -231,9 +231,7 @@ def test_a_success_clears_what_was_ambiguous() -> None:
 # ---- the age budget ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("room", "waits"), [(4 * SECOND + 1, True), (4 * SECOND, False), (0, False), (-DAY, False)]
-)
+@pytest.mark.parametrize(("room", "waits"), [(4 * SECOND + 1, True), (4 * SECOND, False), (0, False), (-DAY, False)])
 def test_a_retry_lands_strictly_before_the_deadline(room: int, waits: bool) -> None:
     decision = judge(leased(deadline_at=NOW + room), RETRYABLE)
     assert decision.disposition is (Disposition.WAITING if waits else Disposition.DEAD)
@@ -266,9 +264,7 @@ def test_interrupted_gives_the_charge_back_however_often() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("before", "entry"), [(0, Entry.DEFERRAL), (18, Entry.DEFERRAL), (19, Entry.ATTEMPT)]
-)
+@pytest.mark.parametrize(("before", "entry"), [(0, Entry.DEFERRAL), (18, Entry.DEFERRAL), (19, Entry.ATTEMPT)])
 def test_the_twentieth_own_fault_in_a_row_is_charged(before: int, entry: Entry) -> None:
     assert MAX_DEFERRALS == 20
     decision = judge(leased(own_faults=before), OWN_FAULT)

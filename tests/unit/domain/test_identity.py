@@ -235,9 +235,7 @@ def test_a_lone_surrogate_is_refused_wherever_it_stands(text: str) -> None:
             derive()
 
 
-@pytest.mark.parametrize(
-    "part", [1.0, float("nan"), {}, {"a": 1}, {1}, bytearray(b"x"), object(), identity.UNIQUE]
-)
+@pytest.mark.parametrize("part", [1.0, float("nan"), {}, {"a": 1}, {1}, bytearray(b"x"), object(), identity.UNIQUE])
 def test_other_types_are_refused(part: Any) -> None:
     for key in (part, ("a", part), ("a", ("b", part))):
         with pytest.raises(InvalidInput, match="cannot be a"):
@@ -324,17 +322,13 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 @settings(deadline=None)
 @given(NAMES, st.integers(1, 32767), NAMES, NAMES)
-def test_routes_and_flows_are_63_bit_numbers(
-    handler: str, version: int, destination: str, tenant: str
-) -> None:
+def test_routes_and_flows_are_63_bit_numbers(handler: str, version: int, destination: str, tenant: str) -> None:
     route = identity.route_of(handler, version)
     flow = identity.flow_of(handler, version, destination, tenant)
     assert 0 <= route < 2**63
     assert 0 <= flow < 2**63
     assert route == int.from_bytes(reference_id("route", (handler, version))[:8], "big") // 2
-    assert (
-        flow == int.from_bytes(reference_id("flow", (handler, version, destination, tenant))[:8], "big") // 2
-    )
+    assert flow == int.from_bytes(reference_id("flow", (handler, version, destination, tenant))[:8], "big") // 2
 
 
 def test_a_flow_is_told_apart_by_each_of_its_parts() -> None:

@@ -264,9 +264,7 @@ def test_values_that_make_no_policy(field: str, value: Any) -> None:
 
 def test_the_extremes_that_are_allowed() -> None:
     Policy(max_attempts=1, max_age=1, base=0, cap=0, floor=0, retry_after_cap=0, factor=1)
-    Policy(
-        max_attempts=1000, max_age=policies.MAX_AGE, base=policies.MAX_AGE, cap=policies.MAX_AGE, factor=1000
-    )
+    Policy(max_attempts=1000, max_age=policies.MAX_AGE, base=policies.MAX_AGE, cap=policies.MAX_AGE, factor=1000)
     assert Policy(floor=15 * MINUTE).delay(1, 0.5) == 15 * MINUTE
 
 

@@ -18,7 +18,11 @@ FILES = sorted(DOMAIN.rglob("*.py"))
 NAMES = {path.name for path in FILES}
 
 WHOLE = {"__future__", "collections.abc", "dataclasses", "enum", "hashlib", "json", "math", "re", "typing"}
-PARTS = {"datetime": {"UTC", "date", "datetime", "time", "timedelta", "timezone"}, "functools": {"lru_cache"}, "uuid": {"UUID"}}
+PARTS = {
+    "datetime": {"UTC", "date", "datetime", "time", "timedelta", "timezone"},
+    "functools": {"lru_cache"},
+    "uuid": {"UUID"},
+}
 IMPURE_BUILTINS = {
     "open",
     "print",

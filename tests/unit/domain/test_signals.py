@@ -40,9 +40,7 @@ ALLOWED = (
         (timedelta(days=3660), MAX_AGE),
     ],
 )
-def test_retry_after_in_seconds_or_a_timedelta(
-    after: float | timedelta | None, microseconds: int | None
-) -> None:
+def test_retry_after_in_seconds_or_a_timedelta(after: float | timedelta | None, microseconds: int | None) -> None:
     assert Retry(after).after_us == microseconds
     assert Retry(after=after).after_us == microseconds
 
@@ -91,9 +89,7 @@ def test_a_handler_can_claim_only_what_a_handler_can_know(category: Category) ->
         assert all(word in (caught.value.hint or "") for word in ALLOWED)
 
 
-@pytest.mark.parametrize(
-    "given", ["", "card 4111111111111111 declined", "REJECTED", "worker lost", None, 7, []]
-)
+@pytest.mark.parametrize("given", ["", "card 4111111111111111 declined", "REJECTED", "worker lost", None, 7, []])
 def test_a_text_is_no_category_and_is_not_repeated(given: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         Permanent(given)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from redrive.domain.decide import Decision, Entry, decide, settle
-from redrive.domain.delivery import Cause, Closed, Closing, Disposition, Hold, Lane, Standing
-from redrive.domain.outcome import WORKER_LOST, Category, Flag, OutcomeKind
+from redrive.domain.delivery import Cause, Closed, Closing, Disposition, Hold, Lane, Lease, Standing
+from redrive.domain.outcome import WORKER_LOST, Category, Flag, Outcome, OutcomeKind
 from redrive.domain.policy import Policy
+from redrive.failpoint import hit
 from redrive.ledger.sqlite import registry
 from redrive.ledger.sqlite.statements import sql
 from redrive.ledger.sqlite.tx import Params, RawTx, Tx
@@ -88,6 +89,8 @@ def _close_successes(tx: RawTx, now: int, closings: Sequence[Closing]) -> bool:
             tx.conn.execute("RELEASE successes")
             return False
         tx.run(sql("success_states"), (packed, _SUCCESS[OutcomeKind(kind)], category))
+        if flags & Flag.RECEIVER_DUPLICATE:
+            tx.run(sql("receiver_duplicate_add"), (packed,))
     tx.conn.execute("RELEASE successes")
     return True
 
@@ -139,6 +142,30 @@ def close_held(tx: Tx, now: int, c: Closing, policy_of: PolicyOf) -> Closed:
     return close_one(tx, now, row.leased_by, c, policy_of)
 
 
+def closing_in(
+    lease: Lease, outcome: Outcome, u: float, duration_us: int, policy_of: PolicyOf
+) -> Callable[[Tx, int], Closed]:
+    """:func:`close_held` as the last thing that a handler does in a transaction of its own."""
+    closing = Closing(
+        lease.seq,
+        lease.fence,
+        lease.generation,
+        lease.attempt,
+        lease.started_at,
+        lease.deferrals,
+        outcome,
+        u,
+        duration_us,
+    )
+
+    def operation(tx: Tx, now: int) -> Closed:
+        closed = close_held(tx, now, closing, policy_of)
+        hit("close_in.before_commit")
+        return closed
+
+    return operation
+
+
 def _standing(row: StateRow) -> Standing:
     return Standing(
         Disposition(row.disposition),
@@ -166,6 +193,8 @@ def _apply(tx: Tx, now: int, worker: int | None, c: Closing, row: StateRow, deci
             started_at=row.started_at,
         )
         tx.run(sql("attempt_insert"), _attempt_row(deferred, now, worker, next_at, decision.flags | late))
+        if decision.flags & Flag.RECEIVER_DUPLICATE:
+            tx.run(sql("receiver_duplicate_add"), (json.dumps({c.seq: 1}),))
     elif row.deferrals == 0 or row.last_category != decision.category or decision.hold:
         # Repeated deferrals are coalesced: the count is on the state row, then on the attempt that follows.
         kind = "interrupted" if c.outcome.kind is OutcomeKind.INTERRUPTED else "deferred"

@@ -107,10 +107,19 @@ def hold_waiting(
     return len(changed), max((row[0] for row in changed), default=after)
 
 
-def has_waiting(tx: Tx, destination_id: str, *, held: bool) -> bool:
-    """Whether anything that waits for a destination is held, or is not."""
-    hold = int(Hold.DESTINATION_DISABLED if held else Hold.NONE)
-    return bool(tx.rows(sql("hold_pending"), (destination_id, hold))[0][0])
+def has_waiting(tx: Tx, destination_id: str) -> bool:
+    """Whether anything waits for a destination and is not held."""
+    return bool(tx.rows(sql("hold_pending"), (destination_id,))[0][0])
+
+
+def held_destinations(tx: Tx) -> set[str]:
+    """The destinations that work is held for; as cheap as they are few, however much is held."""
+    return {row[0] for row in tx.rows(sql("hold_destinations"))}
+
+
+def receiver_duplicates(tx: Tx, destination_id: str) -> int:
+    """How many attempts a destination's receiver called duplicates."""
+    return sum(row[0] for row in tx.rows(sql("receiver_duplicate_find"), (destination_id,)))
 
 
 def schemas(tx: Tx) -> list[tuple[str, str]]:

@@ -27,25 +27,34 @@ def reserve(tx: RawTx, now: int, worker: int, routes: Sequence[int], limit: int,
     if not rows:
         return []
     until = now + lease_us
-    seqs = json.dumps([row[0] for row in rows])
+    seqs = json.dumps([row[0] for row, _ in rows])
     charged = tx.run(sql("reserve_update"), (seqs, now, worker, until))
     if charged != len(rows):
         raise AssertionError(f"reserved {charged} of {len(rows)} selected deliveries")
-    return [_lease(row, now, until) for row in rows]
+    return [_lease(row, payload, now, until) for row, payload in rows]
 
 
-def _due(tx: RawTx, now: int, routes: Sequence[int], limit: int) -> list[list[Any]]:
-    rows: list[list[Any]] = []
+def _due(tx: RawTx, now: int, routes: Sequence[int], limit: int) -> list[tuple[list[Any], bytes]]:
+    """Rows of ``reserve_select``, each with its payload."""
+    found: list[tuple[list[Any], bytes]] = []
     select = sql("reserve_select")
-    for route in routes:
-        for priority in PRIORITIES:
-            rows += json.loads(tx.rows(select, (route, priority, now, limit - len(rows)))[0][0])
-            if len(rows) == limit:
-                return rows
-    return rows
+    tx.conn.text_factory = bytes
+    try:
+        for route in routes:
+            for priority in PRIORITIES:
+                table, payloads = tx.rows(select, (route, priority, now, limit - len(found)))[0]
+                end = 0
+                for row in json.loads(table):
+                    begin, end = end, end + row[15]
+                    found.append((row, payloads[begin:end]))
+                if len(found) == limit:
+                    return found
+    finally:
+        tx.conn.text_factory = str
+    return found
 
 
-def _lease(row: list[Any], started_at: int, until: int) -> Lease:
+def _lease(row: list[Any], payload: bytes, started_at: int, until: int) -> Lease:
     """One row of ``reserve_select`` as the lease it has become."""
     blob = bytes.fromhex
     return Lease._make(
@@ -56,7 +65,7 @@ def _lease(row: list[Any], started_at: int, until: int) -> Lease:
             started_at,
             until,
             *row[11:15],
-            blob(row[15]),
+            payload,
             blob(row[16]),
             row[17],
             blob(row[18]) or None,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from redrive.webhooks.sender.pool import Pool, Pools
 
 NEVER: Final = float("inf")
-UNSEEN_S = 0.001
+UNSEEN_S = 0.05
 """How long a reused connection may have been free before the kernel is asked about it again, in seconds."""
 MAX_INTERIM: Final = 16
 """1xx responses tolerated before a final one."""

@@ -102,6 +102,8 @@ CREATE INDEX delivery_state_ready ON delivery_state (route, priority, available_
 CREATE INDEX delivery_state_leased ON delivery_state (leased_until) WHERE disposition = 1;
 -- A reservation changes neither column nor predicate, so it leaves this index alone.
 CREATE INDEX delivery_state_deadline ON delivery_state (deadline_at) WHERE disposition <= 1;
+-- Empty while nothing is held.
+CREATE INDEX delivery_state_held ON delivery_state (flow) WHERE hold <> 0;
 
 CREATE TABLE generation (
   seq            INTEGER NOT NULL,
@@ -193,6 +195,12 @@ CREATE TABLE repeat_count (
 CREATE TABLE rejection (
   code  TEXT    NOT NULL PRIMARY KEY,      -- the error's code
   count INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Attempts whose answer said that the receiver had seen the delivery before.
+CREATE TABLE receiver_duplicate (
+  destination TEXT    NOT NULL PRIMARY KEY,
+  count       INTEGER NOT NULL CHECK (count >= 1)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE destination (

@@ -2,7 +2,7 @@
 -- ?5 after seq
 UPDATE delivery_state SET hold = ?3
 WHERE seq IN (
-  SELECT d.seq FROM delivery d CROSS JOIN delivery_state s ON s.seq = d.seq
+  SELECT d.seq FROM delivery d INDEXED BY delivery_by_destination CROSS JOIN delivery_state s ON s.seq = d.seq
   WHERE d.destination = ?1 AND d.seq > ?5 AND d.handler = 'webhook' AND s.disposition = 0 AND s.hold = ?4
   ORDER BY d.seq LIMIT ?2
 )

@@ -1,4 +1,4 @@
 -- The order is fold.Attempt's. ?1 after ?2 to
-SELECT seq, fence, generation, number, started_at, ended_at, outcome, category, next_at, deferrals
+SELECT seq, fence, generation, number, started_at, ended_at, outcome, category, next_at, deferrals, flags
 FROM attempt WHERE seq > ?1 AND seq <= ?2
 ORDER BY seq, fence

@@ -1,0 +1,1 @@
+SELECT count FROM receiver_duplicate WHERE destination = ?1
