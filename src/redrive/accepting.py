@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from redrive.domain import identity
 from redrive.domain.delivery import Decided, Enqueued, NewDelivery, Published
 from redrive.domain.envelope import CURRENT, payload_hash
 from redrive.domain.identity import UNIQUE, Key, Unique
-from redrive.domain.policy import JOBS
-from redrive.domain.values import canonical_json, check_label, check_slug, duration_us, utc_us
-from redrive.errors import Conflict, InvalidInput, PayloadTooLarge, UnknownHandler
+from redrive.domain.policy import OnUnknown, Policy
+from redrive.domain.values import MAX_DURATION_US, canonical_json, check_label, check_slug, duration_us, utc_us
+from redrive.errors import Conflict, InvalidInput, PayloadTooLarge, RedriveError, UnknownHandler
+from redrive.ledger.sqlite.enqueue import count_rejections
+from redrive.ledger.sqlite.tx import Tx
 from redrive.worker.jobs import JobHandler
 
 WEBHOOK: Final = "webhook"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,10 @@ class JobSpec:
     """One piece of work to enqueue.
 
     ``key`` is the work's natural identity within (handler, tenant), or ``UNIQUE``. ``delay`` is seconds, a
-    timedelta or text (``"15m"``); ``at`` an aware datetime; one of the two. ``priority`` is 0 (first) to 3.
+    timedelta or text (``"15m"``), ``at`` an aware datetime; one of the two, and at most ten years ahead.
+    ``priority`` is 0 (first) to 3, among the work of one handler: workers take turns between handlers, so that none
+    starves. ``policy`` is this job's own, instead of its handler's; it must be given for a handler that this
+    application does not have, whose policy is not known here.
     """
 
     handler: str
@@ -54,9 +62,58 @@ class JobSpec:
     delay: float | timedelta | str | None = None
     at: datetime | None = None
     priority: int = 2
+    policy: Policy | None = None
 
 
-def prepare(spec: JobSpec, known: JobHandler | None, allow_unknown: bool, max_payload_bytes: int) -> NewDelivery:
+class Rejections:
+    """Refused calls, counted by their error's code until a later write takes the counts to the ledger.
+
+    Safe from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
+    def noting(self, check: Callable[[], T]) -> T:
+        """What ``check`` returns; an error that it raises is counted."""
+        try:
+            return check()
+        except RedriveError as exc:
+            self._add({exc.code: 1})
+            raise
+
+    @contextlib.contextmanager
+    def flushed(self, operation: Callable[[Tx, int], T]) -> Iterator[Callable[[Tx, int], T]]:
+        """``operation``, which also writes the counts; they are kept for the next write if the block raises.
+
+        Not for a caller's own transaction: that may be rolled back later, and the counts with it.
+        """
+        with self._lock:
+            counts, self._counts = self._counts, {}
+
+        def counted(tx: Tx, now: int) -> T:
+            count_rejections(tx, counts)
+            return operation(tx, now)
+
+        try:
+            yield counted if counts else operation
+        except Exception:  # not a cancelled wait: the write goes on without it
+            self._add(counts)
+            raise
+
+    def _add(self, counts: dict[str, int]) -> None:
+        with self._lock:
+            for code, count in counts.items():
+                self._counts[code] = self._counts.get(code, 0) + count
+
+
+def prepare(
+    spec: JobSpec, known: JobHandler | None, allow_unknown: bool, max_payload_bytes: int, clock: Callable[[], int]
+) -> NewDelivery:
     """Check one job completely. ``known`` is this application's handler of that name, if it has one."""
     name = check_slug(spec.handler, "handler")
     check_label(spec.tenant, "tenant")
@@ -70,8 +127,9 @@ def prepare(spec: JobSpec, known: JobHandler | None, allow_unknown: bool, max_pa
         raise UnknownHandler(
             f"this application has no handler {name!r}",
             param="handler",
-            hint="register it, or pass allow_unknown=True if another application executes it",
+            hint="register it, or pass allow_unknown=True and a policy if another application executes it",
         )
+    policy = _policy(spec, known)
     if isinstance(spec.priority, bool) or spec.priority not in (0, 1, 2, 3):
         raise InvalidInput("priority must be 0, 1, 2 or 3", param="priority")
     if spec.delay is not None and spec.at is not None:
@@ -90,16 +148,43 @@ def prepare(spec: JobSpec, known: JobHandler | None, allow_unknown: bool, max_pa
         name,
         spec.tenant,
         spec.destination,
-        JOBS if known is None else known.policy,
+        policy,
         payload_hash("application/json", body),
         body,
         scope=spec.scope,
         envelope_version=CURRENT if known is None else known.write_version,
         priority=spec.priority,
         delay_us=0 if spec.delay is None else duration_us(spec.delay, "delay"),
-        available_at=None if spec.at is None else utc_us(spec.at, "at"),
+        available_at=None if spec.at is None else _at(spec.at, clock),
         key_text=identity.key_text(key),
     )
+
+
+def _policy(spec: JobSpec, known: JobHandler | None) -> Policy:
+    policy = spec.policy
+    if policy is None:
+        if known is None:
+            # The handler's own is known to its application only: a default would replace it without a word.
+            raise InvalidInput(
+                f"this application does not know the policy of handler {spec.handler!r}",
+                param="policy",
+                hint="pass the policy that this job is to have, for example policy=Policy(); Policy() is the default",
+            )
+        return known.policy
+    if not isinstance(policy, Policy):
+        raise InvalidInput(f"policy must be a Policy, not {type(policy).__name__}", param="policy")
+    if known is not None and known.confirm is None and policy.on_unknown is OnUnknown.CONFIRM:
+        raise InvalidInput(
+            f"unknown = confirm needs a confirm function, and handler {spec.handler!r} has none", param="policy"
+        )
+    return policy
+
+
+def _at(at: datetime, clock: Callable[[], int]) -> int:
+    due = utc_us(at, "at")
+    if due - clock() > MAX_DURATION_US:
+        raise InvalidInput("at is longer than ten years from now", param="at")
+    return due
 
 
 def jobs(specs: Sequence[JobSpec], results: list[Enqueued]) -> list[Job]:

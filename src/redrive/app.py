@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random as random_module
 import secrets
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from redrive.accepting import WEBHOOK, Job, JobSpec, Publication, jobs, prepare, publications
+from redrive.accepting import WEBHOOK, Job, JobSpec, Publication, Rejections, jobs, prepare, publications
 from redrive.domain.delivery import Closed, Enqueued, Lease, Published
 from redrive.domain.envelope import CURRENT, Decoder, Decoders
 from redrive.domain.identity import Key, Unique
@@ -23,7 +24,7 @@ from redrive.errors import ConfigError, RedriveError
 from redrive.ledger.sqlite import enqueue as entry
 from redrive.ledger.sqlite import ledger as sqlite_ledger
 from redrive.ledger.sqlite.callers import run_in, run_in_async
-from redrive.ledger.sqlite.clock import LedgerClock
+from redrive.ledger.sqlite.clock import LedgerClock, wall_us
 from redrive.ledger.sqlite.close import closing_in
 from redrive.ledger.sqlite.statements import sql
 from redrive.ledger.sqlite.tx import Tx
@@ -91,7 +92,7 @@ class Redrive:
         self._handlers: dict[str, JobHandler] = {}
         self._confirms: dict[str, Confirm] = {}
         self._pool: Threads | None = None
-        self._rejected: dict[str, int] = {}
+        self.rejections = Rejections()
         self._fan_out: Any = None
 
     # Opening and closing.
@@ -114,12 +115,18 @@ class Redrive:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+        if self.rejections:
+            # Refused before the ledger was needed: it is opened now, if it can be, to count them.
+            with contextlib.suppress(RedriveError):
+                _ = self.ledger
         if self._ledger is not None:
             ledger, self._ledger = self._ledger, None
-            counts, self._rejected = self._rejected, {}
             try:
-                if counts:
-                    ledger.transact_sync(lambda tx, now: entry.count_rejections(tx, counts), "count")
+                # What cannot be counted now is kept: it must not hide the error that a ``with`` block ends with.
+                with contextlib.suppress(RedriveError):
+                    if self.rejections:
+                        with self.rejections.flushed(lambda tx, now: None) as counted:
+                            ledger.transact_sync(counted, "count")
             finally:
                 ledger.close()
 
@@ -271,6 +278,7 @@ class Redrive:
         delay: float | timedelta | str | None = None,
         at: datetime | None = None,
         priority: int = 2,
+        policy: Policy | None = None,
         connection: Any = None,
         allow_unknown: bool = False,
     ) -> Job:
@@ -278,9 +286,10 @@ class Redrive:
 
         With ``connection`` it happens inside the caller's own transaction on the ledger's file, and is rolled
         back with it. The same key with the same payload returns the first delivery; with another payload it
-        raises :class:`~redrive.errors.Conflict`. An unknown handler is an error unless ``allow_unknown``.
+        raises :class:`~redrive.errors.Conflict`. An unknown handler is an error unless ``allow_unknown``, which
+        needs a ``policy``.
         """
-        spec = JobSpec(handler, payload, key, tenant, scope, destination, delay, at, priority)
+        spec = JobSpec(handler, payload, key, tenant, scope, destination, delay, at, priority, policy)
         return self.enqueue_many([spec], connection=connection, allow_unknown=allow_unknown)[0]
 
     def enqueue_many(
@@ -289,7 +298,7 @@ class Redrive:
         """Accept jobs in one transaction: all of them, or, on any error or conflict, none."""
         operation = self._accepting(specs, allow_unknown, connection)
         if connection is None:
-            return jobs(specs, self.ledger.transact_sync(operation, "enqueue"))
+            return jobs(specs, self._write(operation))
         return jobs(specs, self._in_caller(connection, operation))
 
     async def enqueue_async(self, handler: str, payload: Any = None, **arguments: Any) -> Job:
@@ -305,26 +314,19 @@ class Redrive:
         """As :meth:`enqueue_many`, without blocking the event loop."""
         operation = self._accepting(specs, allow_unknown, connection)
         if connection is None:
-            return jobs(specs, await self.ledger.transact(operation, "enqueue"))
+            return jobs(specs, await self._write_async(operation))
         return jobs(specs, await self._in_caller_async(connection, operation))
 
     def _accepting(
         self, specs: Sequence[JobSpec], allow_unknown: bool, connection: Any
     ) -> Callable[[Tx, int], list[Enqueued]]:
-        items = self._counted(
-            lambda: [
-                prepare(spec, self._handlers.get(spec.handler), allow_unknown, self.max_payload_bytes) for spec in specs
-            ]
+        clock, limit, known = self._clock or wall_us, self.max_payload_bytes, self._handlers
+        items = self.rejections.noting(
+            lambda: [prepare(spec, known.get(spec.handler), allow_unknown, limit, clock) for spec in specs]
         )
-        counts: dict[str, int] = {}
-        if connection is None:  # a caller's own transaction may be rolled back, and the counts with it
-            counts, self._rejected = self._rejected, {}
-
         path = self._path_of(connection)
 
         def operation(tx: Tx, now: int) -> list[Enqueued]:
-            if counts:
-                entry.count_rejections(tx, counts)
             return entry.accept_all(tx, now, items, path=path, producer=self.producer)
 
         return operation
@@ -358,7 +360,7 @@ class Redrive:
         """Accept events in one transaction: all of them, or, on any error or conflict, none."""
         operation, keys = self._publishing(events, connection)
         if connection is None:
-            return publications(self.ledger.transact_sync(operation, "enqueue"), keys)
+            return publications(self._write(operation), keys)
         return publications(self._in_caller(connection, operation), keys)
 
     async def publish_async(
@@ -374,7 +376,7 @@ class Redrive:
         """As :meth:`publish_many`, without blocking the event loop."""
         operation, keys = self._publishing(events, connection)
         if connection is None:
-            return publications(await self.ledger.transact(operation, "enqueue"), keys)
+            return publications(await self._write_async(operation), keys)
         return publications(await self._in_caller_async(connection, operation), keys)
 
     def _publishing(
@@ -384,7 +386,7 @@ class Redrive:
         from redrive.webhooks.catalog import FanOut
 
         fan_out = self._fan_out = self._fan_out or FanOut()
-        prepared = self._counted(
+        prepared = self.rejections.noting(
             lambda: [publish.prepare(event, secrets.token_bytes(16), self.max_payload_bytes) for event in events]
         )
 
@@ -394,6 +396,14 @@ class Redrive:
             return publish.publish_all(tx, now, prepared, fan_out, path=path, producer=self.producer)
 
         return operation, [event.event_key for event in prepared]
+
+    def _write(self, operation: Callable[[Tx, int], T]) -> T:
+        with self.rejections.flushed(operation) as counted:
+            return self.ledger.transact_sync(counted, "enqueue")
+
+    async def _write_async(self, operation: Callable[[Tx, int], T]) -> T:
+        with self.rejections.flushed(operation) as counted:
+            return await self.ledger.transact(counted, "enqueue")
 
     def _path_of(self, connection: Any) -> str:
         return self.path if connection is None else "connection"
@@ -434,11 +444,3 @@ class Redrive:
     async def _in_caller_async(self, connection: Any, operation: Callable[[Tx, int], T]) -> T:
         ledger = self.ledger
         return await run_in_async(connection, ledger.path, self.environment, ledger.clock, operation)
-
-    def _counted(self, prepare: Callable[[], T]) -> T:
-        """Refused enqueues are counted by their error's code; the count reaches the ledger with a later write."""
-        try:
-            return prepare()
-        except RedriveError as exc:
-            self._rejected[exc.code] = self._rejected.get(exc.code, 0) + 1
-            raise

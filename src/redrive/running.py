@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from redrive.domain.ports import Handler
 
 _log = logging.getLogger("redrive.worker")
-_HINTS = frozenset({"enqueue", "close_in"})
+_HINTS = frozenset({"enqueue", "close_in", "operator"})
 RECONCILE_AGAIN_S = 60.0
-"""Seconds until what a busy ledger put off at the start is tried again."""
+"""Seconds between looks for holds and releases that somebody began and did not finish."""
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -86,7 +86,7 @@ async def work(app: Redrive, *, until_idle: bool = False, stop: asyncio.Event | 
     """One worker in this event loop, with every handler of the application and the webhook handler."""
     ledger = app.ledger
     loop = asyncio.get_running_loop()
-    reconciled = await _reconcile(app)
+    await _reconcile(app, LedgerBusy)
     catalog = Catalog(ledger, app.address_policy)
     mechanism = DatabaseMechanism(ledger)
 
@@ -112,11 +112,9 @@ async def work(app: Redrive, *, until_idle: bool = False, stop: asyncio.Event | 
             random=app.random,
             sync_extend=ledger.extend_sync,
         )
-        beside: list[asyncio.Task[None]] = []
+        beside = [asyncio.create_task(_reconcile_again(app))]
         if stop is not None:
             beside.append(asyncio.create_task(_stop_when(stop, worker)))
-        if not reconciled:
-            beside.append(asyncio.create_task(_reconcile_later(app)))
         ledger.writer.on_commit.append(committed)
         try:
             await worker.run(until_idle=until_idle)
@@ -127,29 +125,18 @@ async def work(app: Redrive, *, until_idle: bool = False, stop: asyncio.Event | 
             await asyncio.gather(*beside, return_exceptions=True)
 
 
-async def _reconcile(app: Redrive) -> bool:
-    """Finish what a crash left of enabling and disabling destinations; False while the ledger cannot be written."""
+async def _reconcile(app: Redrive, put_off: type[LedgerError]) -> None:
+    """Finish what a crash left of enabling and disabling destinations. ``put_off`` errors wait for the next time."""
     try:
         await asyncio.to_thread(app.destinations.reconcile)
-    except LedgerBusy as exc:
-        _say_later(exc)
-        return False
-    return True
+    except put_off as exc:
+        _log.warning("unfinished holds and releases wait, to be tried again in %g s: %s", RECONCILE_AGAIN_S, exc)
 
 
-async def _reconcile_later(app: Redrive) -> None:
+async def _reconcile_again(app: Redrive) -> None:
     while True:
         await asyncio.sleep(RECONCILE_AGAIN_S)
-        try:
-            await asyncio.to_thread(app.destinations.reconcile)
-        except LedgerError as exc:
-            _say_later(exc)
-        else:
-            return
-
-
-def _say_later(exc: LedgerError) -> None:
-    _log.warning("unfinished holds and releases wait, to be tried again in %g s: %s", RECONCILE_AGAIN_S, exc)
+        await _reconcile(app, LedgerError)
 
 
 async def _stop_when(stop: asyncio.Event, worker: Worker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -60,8 +61,9 @@ def test_the_same_work_twice_is_one_delivery(folder: Path) -> None:
 def test_what_came_from_the_command_line_says_so(folder: Path) -> None:
     delivery = enqueue({"n": 1}, "a")
     enqueue({"n": 1}, "a", "--actor", "ann@desk")
-    ok("enqueue", "other", "--key", "b", "--allow-unknown")
-    other = ok("enqueue", "other", "--key", "b", "--allow-unknown", "-o", "json").json["delivery"]
+    elsewhere = ("enqueue", "other", "--key", "b", "--allow-unknown", "--default-policy")
+    ok(*elsewhere)
+    other = ok(*elsewhere, "-o", "json").json["delivery"]
     for one in (delivery, other):
         entries = ok("delivery", "timeline", one, "-o", "json").json["entries"]
         assert [entry["facts"]["path"] for entry in entries if entry["kind"] == "duplicate"] == ["cli"]
@@ -136,6 +138,7 @@ def test_payloads_over_the_limit(folder: Path) -> None:
         ["--delay", "1s", "--at", "2030-01-01T00:00:00Z"],
         ["--at", "2030-01-01T00:00:00"],
         ["--at", "tomorrow"],
+        ["--at", "9999-01-01T00:00:00Z"],
         ["--priority", "9"],
         ["--tenant", "a\x00b"],
         ["--tenant", ""],
@@ -156,8 +159,47 @@ def test_unknown_handlers(folder: Path) -> None:
         assert (ran.code, ran.out) == (2, "")
         assert "there is no handler 'other' here" in ran.err
         assert says in ran.err
-    ok("enqueue", "other", "--key", "1", "--allow-unknown")
+    for more in ([], ["--app", "shop:app"]):
+        ran = run("enqueue", "other", "--key", "1", "--allow-unknown", "-o", "json", *more)
+        assert (ran.code, ran.error["code"], ran.error["param"]) == (2, "invalid_input", "policy")
+        assert "--default-policy" in ran.error["hint"]
+    ok("enqueue", "other", "--key", "1", "--allow-unknown", "--default-policy")
+    ok("enqueue", "other", "--key", "2", "--allow-unknown", "--max-attempts", "2", "--unknown", "hold")
+    assert budgets() == [(7, "retry"), (2, "hold")]
     assert "webhooks are published" in run("enqueue", "webhook", "--key", "1", "--allow-unknown").err
+
+
+def budgets() -> list[tuple[int, str]]:
+    with contextlib.closing(sqlite3.connect("redrive.db")) as connection:
+        rows = connection.execute(
+            "SELECT d.max_attempts, p.spec FROM delivery d JOIN policy p ON p.version = d.policy_version ORDER BY d.seq"
+        ).fetchall()
+    return [(attempts, json.loads(spec)["on_unknown"]) for attempts, spec in rows]
+
+
+def test_policy_options_go_over_the_handlers_own_policy(folder: Path) -> None:
+    enqueue(1, "a")
+    enqueue(1, "b", "--unknown", "hold")
+    enqueue(1, "c", "--max-attempts", "9", "--max-age", "2h")
+    enqueue(1, "d", "--default-policy")
+    enqueue(1, "e", "--default-policy", "--unknown", "hold")
+    assert budgets() == [(3, "retry"), (3, "hold"), (9, "retry"), (7, "retry"), (7, "hold")]
+    for bad in (["--max-attempts", "0"], ["--max-age", "soon"], ["--cap", "1s", "--floor", "2s"], ["--unknown", "x"]):
+        assert (run("enqueue", "work", "1", "--key", "f", "--app", "shop:app", *bad).code, bad) == (2, bad)
+    ran = run("enqueue", "work", "1", "--key", "f", "--app", "shop:app", "--unknown", "confirm", "-o", "json")
+    assert (ran.code, ran.error["param"]) == (2, "policy")
+    assert len(budgets()) == 5
+
+
+def test_refused_work_is_counted_on_the_ledger(folder: Path) -> None:
+    assert run("publish", "Order Paid", "{}", "--event-id", "1").code == 2
+    assert ok("status", "-o", "json").json["rejections"] == {"invalid_input": 1}
+    assert run("publish", "a.b", "{", "--event-id", "1").code == 2
+    assert run("publish", "a.b", "[1, 2]", "--event-id", "1", "--max-payload", "2").code == 2
+    assert run("enqueue", "work", "{", "--key", "1", "--app", "shop:app").code == 2
+    assert run("enqueue", "other", "--key", "1", "--app", "shop:app").code == 2
+    counts = {"invalid_input": 1, "payload_invalid": 2, "payload_too_large": 1, "unknown_handler": 1}
+    assert ok("status", "-o", "json").json["rejections"] == counts
 
 
 def test_publish_says_when_nobody_listens(folder: Path) -> None:
@@ -199,11 +241,19 @@ def test_sentences_of_what_has_ended(folder: Path, local: Receiver) -> None:
     work(folder)
 
     stamp = r"at 20\d\d-\d\d-\d\d \d\d:\d\d:\d\dZ \((now|\d+ s ago)\)"
-    then = "nothing more happens until it is redriven"
+    aside = "it is quarantined, and nothing sends it again"
+    sent = r"\(corrected work is a new event, with another webhook-id\); no attempt can have taken effect"
+    done = "no attempt can have taken effect, by what handler work reported"
     for delivery, pattern in (
-        (hook, rf"dead: attempts_exhausted after 3 of 3 attempts, last http_503 from orders {stamp} \| {then}"),
-        (jobs["retry"], rf"dead: attempts_exhausted after 3 of 3 attempts, last retry_requested .* {stamp} \| {then}"),
-        (jobs["permanent"], rf"dead: permanent after 1 of 3 attempts, last policy from handler work {stamp} \| {then}"),
+        (hook, rf"dead: attempts_exhausted after 3 of 3 attempts, last http_503 from orders {stamp} \| {aside} {sent}"),
+        (
+            jobs["retry"],
+            rf"dead: attempts_exhausted after 3 .*, last retry_requested .* {stamp} \| {aside}; {done}",
+        ),
+        (
+            jobs["permanent"],
+            rf"dead: permanent after 1 of 3 .*, last policy from .* work {stamp} \| {aside}; {done}",
+        ),
         (jobs["fine"], rf"delivered at attempt 1 of 3, by handler work {stamp} \| nothing more happens"),
         (jobs["no_op"], rf"no_op: there was nothing to do at attempt 1 of 3, .* {stamp} \| nothing more happens"),
         (cancelled, rf"cancelled by ann@desk {stamp}: not wanted, after 0 of 3 attempts \| nothing more happens.*"),
@@ -406,9 +456,10 @@ def test_a_clock_that_ran_ahead_is_repaired_on_request(folder: Path) -> None:
     import time
 
     from redrive import Redrive
+    from redrive.webhooks.settings import DestinationSettings
 
     ahead = Redrive(clock=lambda: time.time_ns() // 1000 + 7_200_000_000)
-    ahead.destinations.add("later", _settings("https://example.com/"))
+    ahead.destinations.add("later", DestinationSettings("https://example.com/"))
     ahead.close()
     assert ok("status", "-o", "json").json["skew_us"] > 7_000_000_000
     assert "ahead of this host's clock" in ok("status").err
@@ -416,9 +467,3 @@ def test_a_clock_that_ran_ahead_is_repaired_on_request(folder: Path) -> None:
     assert "ledger time was 2 h ahead, and is set back" in ran.err or "ledger time was 1 h 59 min" in ran.err
     assert "ledger time was not ahead" in ok("verify", "--repair-clock").err
     assert ok("status", "-o", "json").json["skew_us"] < 1_000_000
-
-
-def _settings(url: str) -> object:
-    from redrive.webhooks.settings import DestinationSettings
-
-    return DestinationSettings(url)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -71,11 +72,12 @@ def test_up_says_in_one_line_what_it_does(folder: Path) -> None:
     enqueue(folder, "work", "1", "a")
     ran = call("up", "--until-idle", "--slots", "7", cwd=folder)
     assert (ran.code, ran.out) == (0, "")
-    first, last = ran.err.splitlines()
+    first, counted, last = ran.err.splitlines()
     assert first == (
         "redrive up: sqlite:///redrive.db (development), handlers die, hang, work, webhook, 0 destinations, 7 slots, "
         "lease 1 s; Ctrl-C drains"
     )
+    assert re.fullmatch(r"\d\d:\d\d:\d\dZ 1 attempt ended: 1 delivered", counted)
     assert last == "nothing is left to do"
     assert call("up", "--until-idle", "-q", cwd=folder).err == ""
 

@@ -124,27 +124,6 @@ def test_conflicts_are_listed_with_path_and_producer(tmp_path: Path) -> None:
         assert query(app, "SELECT decided, path, producer FROM repeat") == [("conflict", "library", "shop-2")]
 
 
-def test_refused_enqueues_are_counted_on_the_ledger_by_reason(tmp_path: Path) -> None:
-    with counting(tmp_path, max_payload_bytes=100) as app:
-        for _ in range(2):
-            with pytest.raises(PayloadInvalid):
-                app.enqueue("job", math.inf, key=1)
-        with pytest.raises(PayloadTooLarge):
-            app.enqueue("job", "x" * 200, key=1)
-        with pytest.raises(InvalidInput):
-            app.enqueue("nobody", key=1)
-        app.enqueue("job", key=1)
-        assert app.operations.status().rejections == {
-            "payload_invalid": 2,
-            "payload_too_large": 1,
-            "unknown_handler": 1,
-        }
-        with pytest.raises(InvalidInput):
-            app.publish("not a type", {}, event_id=1)
-    with counting(tmp_path) as again:  # closing wrote what was left
-        assert again.operations.status().rejections["invalid_input"] == 1
-
-
 # --- keys -----------------------------------------------------------------------------------------------
 
 
@@ -214,6 +193,30 @@ def test_bad_priorities_are_refused(tmp_path: Path, priority: Any) -> None:
     assert caught.value.param == "priority"
 
 
+@pytest.mark.parametrize("seconds", [0, 1, 86_400, 10**10])
+def test_a_time_more_than_ten_years_ahead_is_refused_as_a_delay_is(tmp_path: Path, seconds: int) -> None:
+    clock = ManualClock()
+    bound = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=clock.now, days=3650)
+    with counting(tmp_path, clock=clock) as app:
+        if seconds == 0:
+            assert app.enqueue("job", key=1, at=bound).created
+            return
+        for given in ({"at": bound + timedelta(seconds=seconds)}, {"delay": timedelta(days=3650, seconds=seconds)}):
+            with pytest.raises(InvalidInput, match="is longer than ten years") as caught:
+                app.enqueue("job", key=1, **given)
+            assert caught.value.param == next(iter(given))
+        assert stored(app) == 0
+
+
+def test_the_bound_of_at_is_by_this_hosts_clock(tmp_path: Path) -> None:
+    with counting(tmp_path) as app:
+        assert app.enqueue("job", key=1, at=datetime.now(UTC) + timedelta(days=3649)).created
+        for at in (datetime.now(UTC) + timedelta(days=3651), datetime(9999, 1, 1, tzinfo=UTC)):
+            with pytest.raises(InvalidInput):
+                app.enqueue("job", key=2, at=at)
+        assert app.enqueue("job", key=3, at=datetime(1, 1, 1, tzinfo=UTC)).created  # due since long ago
+
+
 def test_delay_and_at_together_are_refused(tmp_path: Path) -> None:
     with counting(tmp_path) as app, pytest.raises(InvalidInput):
         app.enqueue("job", key=1, delay=1, at=datetime.now(UTC))
@@ -222,7 +225,7 @@ def test_delay_and_at_together_are_refused(tmp_path: Path) -> None:
 def test_delay_and_at_set_when_the_work_is_due(tmp_path: Path) -> None:
     clock = ManualClock()
     with counting(tmp_path, clock=clock) as app:
-        at = datetime(2040, 6, 1, 12, 30, 15, 250_001, tzinfo=timezone(timedelta(hours=5, minutes=30)))
+        at = datetime(2032, 6, 1, 12, 30, 15, 250_001, tzinfo=timezone(timedelta(hours=5, minutes=30)))
         due = {
             "s": app.enqueue("job", key="s", delay=1.5),
             "text": app.enqueue("job", key="text", delay="1h30m"),
@@ -285,6 +288,24 @@ def test_priority_decides_what_runs_first(tmp_path: Path) -> None:
             app.enqueue("job", priority, key=UNIQUE, priority=priority)
         drain(app)
     assert ran == [0, 1, 1, 2, 3]
+
+
+def test_priority_holds_within_one_handler_and_handlers_take_turns(tmp_path: Path) -> None:
+    from redrive.worker.settings import WorkerSettings
+
+    ran: list[str] = []
+    with make(tmp_path, worker=WorkerSettings(slots=1)) as app:
+
+        async def note(context: Context, payload: Any) -> None:
+            ran.append(context.handler)
+
+        for name in ("bulk", "urgent"):
+            app.handler(name)(note)
+        app.enqueue_many([JobSpec("urgent", key=number, priority=0) for number in range(30)])
+        app.enqueue("bulk", key=1, priority=3)
+        drain(app)
+    assert len(ran) == 31
+    assert ran.index("bulk") < 29  # its low priority among the other handler's work does not make it wait for all
 
 
 # --- payloads -------------------------------------------------------------------------------------------

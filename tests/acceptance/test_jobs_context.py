@@ -171,7 +171,7 @@ def test_work_of_an_unknown_handler_waits_uncharged_for_an_application_that_has_
 
     with make(tmp_path) as old:
         old.handler("known")(note)
-        strange = old.enqueue("strange", {"n": 1}, key=1, allow_unknown=True)
+        strange = old.enqueue("strange", {"n": 1}, key=1, policy=Policy(), allow_unknown=True)
         old.enqueue("known", key=1)
         drain(old)
         view = seen(old, strange.delivery_id)
@@ -189,7 +189,7 @@ def test_work_of_an_unknown_handler_waits_uncharged_for_an_application_that_has_
 def test_an_unknown_handlers_work_is_dead_as_unknown_handler_when_its_age_ends(tmp_path: Path) -> None:
     clock = ManualClock()
     with make(tmp_path, clock=clock) as app:
-        app.enqueue("strange", key=1, allow_unknown=True)
+        app.enqueue("strange", key=1, policy=Policy(), allow_unknown=True)
         clock.advance(24 * 3600 + 1)
 
         async def main() -> None:

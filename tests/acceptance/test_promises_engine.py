@@ -39,7 +39,7 @@ from redrive.errors import LedgerFull, LedgerReadOnly
 from redrive.webhooks.signing import verify
 from redrive.worker.settings import WorkerSettings
 
-# --- identity outlives the row (design 2.1) ------------------------------------------------------------------
+# --- identity outlives the row (contract 2.1) ------------------------------------------------------------------
 
 
 def test_an_identity_outlives_its_delivery_and_keeps_later_duplicates_out(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_an_identity_outlives_its_delivery_and_keeps_later_duplicates_out(tmp_pa
         assert query(app, "SELECT count(*) FROM delivery") == [(0,)]
 
 
-# --- attempts are written ahead (design 2.5) -----------------------------------------------------------------
+# --- attempts are written ahead (contract 2.5) -----------------------------------------------------------------
 
 
 def test_when_a_request_arrives_its_attempt_is_committed(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_nothing_is_sent_while_the_attempt_cannot_be_written(tmp_path: Path, err
         assert_verified(app)
 
 
-# --- a restart refunds nothing (design 2.2) ------------------------------------------------------------------
+# --- a restart refunds nothing (contract 2.2) ------------------------------------------------------------------
 
 
 def test_workers_that_come_and_go_share_one_budget(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_workers_that_come_and_go_share_one_budget(tmp_path: Path) -> None:
         assert_verified(app)
 
 
-# --- deferred and interrupted are the engine's alone (design 2.9) --------------------------------------------
+# --- deferred and interrupted are the engine's alone (contract 2.9) --------------------------------------------
 
 ENGINES = [Outcome(OutcomeKind.DEFERRED, Category.OWN_FAULT), INTERRUPTED]
 

@@ -366,7 +366,7 @@ print("done", flush=True)
 
 def test_a_stuck_thread_does_not_keep_a_drained_process_from_ending(tmp_path: Path) -> None:
     with make(tmp_path) as app:
-        app.enqueue("job", key=1, allow_unknown=True)
+        app.enqueue("job", key=1, policy=Policy(), allow_unknown=True)
         command = [sys.executable, "-c", STUCK, app.url]
         child = subprocess.Popen(command, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:

@@ -179,9 +179,9 @@ def test_pickup_in_the_same_process_does_not_wait_for_the_poll(tmp_path: Path) -
 
 PRODUCER = """
 import sys
-from redrive import Redrive
+from redrive import Policy, Redrive
 with Redrive(sys.argv[1]) as app:
-    app.enqueue("job", key=1, allow_unknown=True)
+    app.enqueue("job", key=1, policy=Policy(), allow_unknown=True)
 """
 
 

@@ -1,4 +1,4 @@
-"""Ledger time: never backwards, the same for every process, and ledger-side (design 3 and 2.4)."""
+"""Ledger time: never backwards, the same for every process, and ledger-side (contract 3 and 2.4)."""
 
 from __future__ import annotations
 

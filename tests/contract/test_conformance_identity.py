@@ -1,4 +1,4 @@
-"""Accepting work: one identity is one delivery, whatever is tried (design 2.1)."""
+"""Accepting work: one identity is one delivery, whatever is tried (contract 2.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Late writes and fences: what an old lease may still say (design 1 and 2)."""
+"""Late writes and fences: what an old lease may still say (contract 1 and 2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reaper: what a lost worker leaves behind, and what has waited too long (design 2.5, 2.6)."""
+"""The reaper: what a lost worker leaves behind, and what has waited too long (contract 2.5, 2.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the database itself refuses, whatever the code above it believes (design 2.2, 2.7, 2.8)."""
+"""What the database itself refuses, whatever the code above it believes (contract 2.2, 2.7, 2.8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reserving an attempt: who gets what, when, and what it costs (design 2.2 and 2.4)."""
+"""Reserving an attempt: who gets what, when, and what it costs (contract 2.2 and 2.4)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from tests.contract.reads_support import (
     opened,
 )
 
-from redrive.domain.delivery import DeadLetterState, Disposition, Hold
+from redrive.domain.delivery import REPEATS_LISTED, DeadLetterState, Disposition, Hold
 from redrive.domain.identity import from_text, to_text
 from redrive.domain.outcome import Category, Flag, Outcome, OutcomeKind
 from redrive.domain.policy import HOUR, SECOND
@@ -319,7 +319,7 @@ def test_an_open_reservation_is_on_the_timeline(desk: Desk) -> None:
 
 def test_repeats_are_listed_up_to_a_bound_then_counted(desk: Desk) -> None:
     seq = desk.enqueue("a").seq
-    for n in range(enqueue.REPEATS_LISTED):
+    for n in range(REPEATS_LISTED):
         desk.pass_time(1)
         desk.enqueue("a", b"[]" if n == 1 else b"{}")
     assert kinds(desk, seq) == ["accepted", "duplicate", "conflict", *["duplicate"] * 6]

@@ -18,7 +18,7 @@ from tests.contract.sqlite_subject import ENVIRONMENT
 from redrive.domain import identity
 from redrive.ledger.sqlite.connect import connect
 from redrive.ledger.sqlite.ledger import create
-from redrive.ledger.sqlite.statements import sql
+from redrive.ledger.sqlite.statements import arranged, numbered, sql
 
 ROUTE = identity.route_of(*JOB)
 NOW = 1_000_000
@@ -40,9 +40,9 @@ def fill(path: Path, first: int, last: int, due: int) -> None:
     """Waiting deliveries ``first`` to ``last``, due about ``due``."""
     conn = connect(path)
     conn.execute("BEGIN IMMEDIATE")
-    conn.execute(FILL[0], (first, last))
-    conn.execute(FILL[1], (first, last, PATIENT.version, due + 10**12, due))
-    conn.execute(FILL[2], (first, last, ROUTE, due + 10**12, due))
+    for text, values in zip(FILL, ((), (PATIENT.version, due + 10**12, due), (ROUTE, due + 10**12, due)), strict=True):
+        statement = numbered(text)
+        conn.execute(statement, arranged(statement, (first, last, *values)))
     conn.execute("COMMIT")
     conn.close()
 
@@ -99,7 +99,7 @@ def ledger_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 def plan(path: Path, name: str) -> list[str]:
     """The query plan of a named statement, on a connection that has just read the statistics."""
     text = sql(name)
-    parameters = max((int(number) for number in re.findall(r"\?(\d+)", text)), default=0)
+    parameters = text.count("?")
     conn = connect(path)
     try:
         return [row[3] for row in conn.execute("EXPLAIN QUERY PLAN " + text, [1] * parameters)]

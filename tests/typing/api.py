@@ -81,7 +81,7 @@ async def is_there(context: Context, payload: object) -> bool | None:
     timeout=timedelta(seconds=30),
     unknown="confirm",
     confirm=is_there,
-    outcomes={KeyError: Permanent("policy"), TimeoutError: Retry(after=5), ValueError: NoOp(), OSError: Unknown()},
+    outcomes={KeyError: Permanent("policy"), TimeoutError: Retry(after="5m"), ValueError: NoOp(), OSError: Unknown()},
     decoders={1: bytes.decode},
     envelope_version=1,
 )
@@ -144,6 +144,7 @@ def enqueue(connection: sqlite3.Connection, session: Session) -> None:
         destination="crm",
         delay=timedelta(minutes=5),
         priority=0,
+        policy=Policy(max_attempts=2),
         connection=connection,
         allow_unknown=True,
     )
@@ -177,7 +178,7 @@ def publish(connection: sa.Connection) -> None:
 
 async def asynchronously(connection: AsyncConnection) -> None:
     assert_type(await app.enqueue_async("invoice", {"amount": 1}, key=1, connection=connection), Job)
-    assert_type(await app.enqueue_many_async([JobSpec("invoice", key=1)], allow_unknown=True), list[Job])
+    assert_type(await app.enqueue_many_async([JobSpec("invoice", key=1, policy=policy)], allow_unknown=True), list[Job])
     assert_type(await app.publish_async("order.paid", {}, event_id=1, tenant="acme"), Publication)
     assert_type(await app.publish_many_async([Event("order.paid", {}, 1)], connection=connection), list[Publication])
     stop = asyncio.Event()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
+import pytest
+
 from redrive.domain.delivery import Closed, Closing
-from redrive.domain.outcome import DELIVERED
+from redrive.domain.identity import to_text
+from redrive.domain.outcome import DELIVERED, Category, Outcome, OutcomeKind
 from redrive.worker.closer import Closer
 
 
@@ -50,3 +54,52 @@ def test_a_batch_forms_while_the_one_before_it_is_in_flight() -> None:
         await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(main())
+
+
+class Quick:
+    """A ledger that commits at once."""
+
+    async def close_attempts(self, worker: int, closings: list[Closing]) -> list[Closed]:
+        return [Closed.APPLIED] * len(closings)
+
+
+def told(closings: list[Closing], caplog: pytest.LogCaptureFixture) -> list[str]:
+    async def main() -> None:
+        ledger: Any = Quick()
+        closer = Closer(ledger, 1, lambda: None)
+        for one in closings:
+            closer.add(one)
+        running = asyncio.create_task(closer.run())
+        async with asyncio.timeout(10):
+            await closer.settled()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+    return [record.getMessage() for record in caplog.records if record.name == "redrive.worker.attempts"]
+
+
+@pytest.fixture
+def logs(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(logging.getLogger("redrive"), "propagate", True)
+    return caplog
+
+
+def test_attempts_that_did_not_simply_succeed_are_told_up_to_a_bound(logs: pytest.LogCaptureFixture) -> None:
+    busy = Outcome(OutcomeKind.RETRYABLE, Category.HTTP_5XX, status=503)
+    failed = [closing(seq)._replace(outcome=busy, delivery_id=bytes(16)) for seq in range(25)]
+    retried = closing(100)._replace(attempt=2, delivery_id=bytes(16))
+    with logs.at_level(logging.INFO, "redrive.worker.attempts"):
+        lines = told([closing(99), retried, *failed], logs)
+    name = to_text("dlv", bytes(16))
+    assert lines[0] == f"{name}: attempt 2 ended delivered: ok"
+    assert lines[1:20] == [f"{name}: attempt 1 ended retryable: http_5xx, 503"] * 19
+    assert lines[20:] == ["and 6 more that did not simply succeed", "27 attempts ended: 2 delivered, 25 retryable"]
+
+
+def test_nothing_is_looked_at_while_nobody_listens(
+    logs: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Closer, "_tell", lambda self, batch: pytest.fail("it cost something"))
+    with logs.at_level(logging.WARNING, "redrive.worker.attempts"):
+        assert told([closing(1)._replace(attempt=2)], logs) == []

@@ -218,7 +218,7 @@ CLAUSE = """
 [[clause]]
 id = "{id}"
 promise = "{promise}"
-source = "design 2.2"
+source = "contract 2.2"
 tests = {tests}
 mutants = {mutants}
 """

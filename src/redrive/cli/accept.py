@@ -7,10 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from redrive.cli.command import command
+from redrive.cli.options import POLICY, with_options
 from redrive.cli.output import plural
 from redrive.cli.session import Session
-from redrive.cli.values import complete_handler, read_instant, read_payload
+from redrive.cli.values import complete_handler, looks_like_json, read_instant, read_payload
 from redrive.domain.identity import UNIQUE
+from redrive.domain.policy import JOBS, Policy
 from redrive.domain.values import parse_json_bytes
 from redrive.errors import InvalidInput, RedriveError, UnknownHandler
 
@@ -20,12 +22,13 @@ _HANDLER = typer.Argument(help="The handler's name", metavar="HANDLER", autocomp
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the root."""
-    command(app, "enqueue", settings=("tenant", "max_payload", "actor"))(enqueue)
+    command(app, "enqueue", settings=("tenant", "max_payload", "actor"), options=POLICY)(enqueue)
     command(app, "publish", settings=("tenant", "max_payload", "actor"))(publish)
 
 
 def enqueue(
     session: Session,
+    options: dict[str, Any],
     handler: Annotated[str, _HANDLER],
     payload: Annotated[str, typer.Argument(help="JSON, @FILE, or - for stdin", metavar="JSON")] = "null",
     key: Annotated[
@@ -42,13 +45,20 @@ def enqueue(
     ] = "",
     delay: Annotated[str | None, typer.Option("--delay", help="Not before this long, for example 15m")] = None,
     at: Annotated[str | None, typer.Option("--at", help="Not before this time, for example 2026-08-21T02:00Z")] = None,
-    priority: Annotated[int, typer.Option("--priority", help="0 (first) to 3")] = 2,
-    allow_unknown: Annotated[bool, typer.Option("--allow-unknown", help="Another application has the handler")] = False,
+    priority: Annotated[
+        int, typer.Option("--priority", help="0 (first) to 3, among the work of one handler; handlers take turns")
+    ] = 2,
+    allow_unknown: Annotated[
+        bool, typer.Option("--allow-unknown", help="Another application has the handler; say how it is retried too")
+    ] = False,
+    default_policy: Annotated[
+        bool, typer.Option("--default-policy", help="Retry as the default of jobs says, not as the handler does")
+    ] = False,
 ) -> int | None:
     """Enqueue one job for a handler.
 
     The same key with the same payload is the same work: the first delivery is returned. The same key with another
-    payload is refused.
+    payload is refused. How it is retried is the handler's own policy, with what is given here over it.
     """
     given = [bool(key), key_json is not None, unique]
     if sum(given) != 1:
@@ -63,7 +73,12 @@ def enqueue(
     elif key_json is not None:
         identity = _key_of(key_json)
     app = session.app(handlers=not allow_unknown)
-    body = parse_json_bytes(read_payload(payload, app.max_payload_bytes), unique_keys=True)
+    limit = app.max_payload_bytes
+    body = app.rejections.noting(lambda: parse_json_bytes(read_payload(payload, limit), unique_keys=True))
+    own = app.job_handlers.get(handler)
+    policy: Policy | None = JOBS if default_policy else None
+    if any(value is not None for value in options.values()):
+        policy = with_options(own.policy if policy is None and own is not None else JOBS, options)
     try:
         job = app.enqueue(
             handler,
@@ -75,6 +90,7 @@ def enqueue(
             delay=delay,
             at=None if at is None else read_instant(at, "at"),
             priority=priority,
+            policy=policy,
             allow_unknown=allow_unknown,
         )
     except UnknownHandler as exc:
@@ -83,6 +99,10 @@ def enqueue(
             param="handler",
             hint=_handler_hint(session, list(app.job_handlers)),
         ) from exc
+    except InvalidInput as exc:
+        if exc.param == "policy" and policy is None:
+            exc.hint = "say how it is retried, for example --max-attempts 5 --unknown hold, or give --default-policy"
+        raise
     if not session.out.is_table:
         session.out.document({"delivery": job.delivery_id, "created": job.created})
         return 0
@@ -96,9 +116,9 @@ def enqueue(
 
 def _handler_hint(session: Session, handlers: list[str]) -> str:
     if session.settings.app is None:
-        return "name the application that has it with --app MODULE:ATTR, or give --allow-unknown"
+        return "name the application that has it with --app MODULE:ATTR, or give --allow-unknown and a policy"
     known = ", ".join(sorted(handlers)) or "none"
-    return f"{session.settings.app} has: {known}. If another application executes it, give --allow-unknown"
+    return f"{session.settings.app} has: {known}. If another application executes it, give --allow-unknown and a policy"
 
 
 def _key_of(text: str) -> Any:
@@ -132,7 +152,7 @@ def publish(
             hint="with an ID, publishing the same event twice is one event; --unique makes each call a new one",
         )
     app = session.app()
-    body = read_payload(payload, app.max_payload_bytes)
+    body = app.rejections.noting(lambda: read_payload(payload, app.max_payload_bytes))
     try:
         done = app.publish(
             event_type,
@@ -143,7 +163,8 @@ def publish(
             content_type=content_type,
         )
     except RedriveError as exc:
-        if exc.code == "payload_invalid" and exc.hint is None and content_type == "application/json":
+        plain = content_type == "application/json" and not looks_like_json(body)
+        if exc.code == "payload_invalid" and exc.hint is None and plain:
             exc.hint = "for a payload that is not JSON say what it is, for example --content-type text/plain"
         raise
     if not session.out.is_table:
@@ -153,7 +174,9 @@ def publish(
     if done.created:
         session.out.line(f"{done.event_id} published: {plural(len(done.deliveries), 'delivery')}")
     else:
-        session.out.line(f"{done.event_id} was published before, with the same payload; nothing was added")
+        # A repeat is counted for each of its deliveries: one event to three destinations is three.
+        again = f" ({plural(len(done.deliveries), 'delivery')} repeated)" if done.deliveries else ""
+        session.out.line(f"{done.event_id} was published before, with the same payload; nothing was added{again}")
     for delivery in done.deliveries:
         session.out.line(f"  {delivery}")
     if not done.deliveries:

@@ -10,7 +10,18 @@ from rich.text import Text
 
 from redrive.cli.command import Reason, Yes, check_reason, command
 from redrive.cli.explain import Known, entry_line, explain
-from redrive.cli.filters import LIST_FILTERS, After, All, Limit, delivery_filter, named, pages, print_pages, shown
+from redrive.cli.filters import (
+    LIST_FILTERS,
+    After,
+    All,
+    Limit,
+    delivery_filter,
+    named,
+    pages,
+    print_pages,
+    shown,
+    unregistered,
+)
 from redrive.cli.output import ago, safe, utc, when
 from redrive.cli.session import Session
 from redrive.ledger.records import DeliveryView
@@ -33,7 +44,8 @@ def list_(
         following: dict[str, Any] = {"next": None}
         session.out.records(shown(found, names, following), following)
         return 0
-    print_pages(session, found, lambda items: _table(session, items, names), "no delivery matches")
+    nothing = "no delivery matches" + unregistered(session, options["destination"], options["tenant"])
+    print_pages(session, found, lambda items: _table(session, items, names), nothing)
     return 0
 
 

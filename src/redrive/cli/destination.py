@@ -12,7 +12,7 @@ from redrive.cli import probe
 from redrive.cli.command import Reason, Yes, check_reason, command
 from redrive.cli.options import ADD, OPTIONS, described
 from redrive.cli.output import Cell, plural, when
-from redrive.cli.registering import check_address, new_secret
+from redrive.cli.registering import check_address, new_secret, warn_of_token
 from redrive.cli.session import Session
 from redrive.cli.values import complete_destination
 from redrive.domain.values import duration_us
@@ -46,6 +46,7 @@ def add(
             settings = described(settings, {"secrets": [ref, *(options.get("secrets") or [])]})
         made = app.destinations.add(name, settings, tenant=session.tenant, actor=session.actor)
     _print(session, made, f"added {made.name} ({made.destination_id})")
+    warn_of_token(session, url)
     _secret_note(session, options)
     if not settings.secrets:
         session.out.note("its requests are not signed: add --secret env:NAME or --generate-secret FILE to sign them")
@@ -76,6 +77,8 @@ def change(
             settings = described(settings, {"secrets": [ref]})
         made = registry.change(current.destination_id, settings, tenant=session.tenant, actor=session.actor)
     _print(session, made, f"changed {made.name}")
+    if made.settings.url != current.settings.url:
+        warn_of_token(session, made.settings.url)
     _secret_note(session, options)
     return 0
 

@@ -83,9 +83,38 @@ def _dead(known: Known) -> tuple[str, str]:
         why += f"; its age budget ran out {_at(view.deadline_at, known.now)}"
     elif not _last(known) and facts.get("category"):
         why += f", {facts['category']}"
-    if view.ambiguous:
-        why += "; an effect may exist all the same"
-    return why, "nothing more happens until it is redriven"
+    if facts.get("destination_disabled"):
+        why += f"; it answered 410 Gone, which disabled destination {known.target}"
+    put_aside = "it is quarantined, and nothing sends it again"
+    if view.handler == "webhook":
+        put_aside += " (corrected work is a new event, with another webhook-id)"
+    return why, f"{put_aside}; {_effect(known)}"
+
+
+def _effect(known: Known) -> str:
+    """Whether a dead delivery may have taken effect all the same, and what to do before it is done by other means."""
+    webhook = known.view.handler == "webhook"
+    confirmed = [entry.at for entry in known.entries if entry.kind in ("evidence_delivered", "evidence_no_op")]
+    if confirmed:
+        late = _at(confirmed[-1], known.now)
+        if webhook:
+            return f"the receiver did confirm it late, {late}: do not send it again"
+        return f"handler {known.view.handler} did report success late, {late}: do not run it again"
+    unsure: list[AttemptView] = []
+    for a in known.attempts:
+        if "ruled_out" in a.flags:  # a confirm function was asked, and said that the effect is not there
+            unsure.clear()
+        if a.outcome == OutcomeKind.UNKNOWN or "late" in a.flags:
+            unsure.append(a)
+    if unsure:
+        numbers = ", ".join(f"{a.generation}.{a.number}" if a.generation else str(a.number) for a in unsure)
+        which = f"attempt{'' if len(unsure) == 1 else 's'} {numbers} may have taken effect"
+        if webhook:
+            return f"{which}: check with the receiver, or rely on its deduplication by webhook-id"
+        return f"{which}: check what handler {known.view.handler} did, or rely on its deduplication by delivery ID"
+    if webhook or not known.attempts:
+        return "no attempt can have taken effect"
+    return f"no attempt can have taken effect, by what handler {known.view.handler} reported"
 
 
 def _waiting(known: Known) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,6 +17,7 @@ from redrive.errors import InvalidInput
 
 if TYPE_CHECKING:
     from redrive.ledger.search import DeliveryFilter
+    from redrive.webhooks.destinations import Destination
 
 ALL_PAGE: Final = 500
 """How many are read at once with --all."""
@@ -92,11 +94,28 @@ def destination_id(session: Session, name: str | None, tenant: str | None) -> st
     """What the ledger calls a destination: the ID of a registered one; the text itself for jobs."""
     if name is None or name.startswith("dst_"):
         return name
-    found = [item for item in session.app().destinations.list(tenant=tenant) if item.name == name]
+    found = [item for item in _listed(session, tenant) if item.name == name]
     if len(found) > 1:
         tenants = ", ".join(sorted(item.tenant for item in found))
         raise InvalidInput(f"tenants {tenants} each have a destination {name!r}", param="tenant", hint="give --tenant")
     return found[0].destination_id if found else name
+
+
+def unregistered(session: Session, name: str | None, tenant: str | None) -> str:
+    """What to add to an empty answer where no registered destination is called so; jobs may name any other."""
+    if name is None:
+        return ""
+    known = {item.destination_id if name.startswith("dst_") else item.name: item for item in _listed(session, tenant)}
+    if name in known:
+        return ""
+    close = difflib.get_close_matches(name, known, n=1)
+    meant = f" (did you mean {close[0]}?)" if close else ""
+    whose = f" of tenant {tenant!r}" if tenant else ""
+    return f"; no registered destination{whose} is called {name!r}{meant}"
+
+
+def _listed(session: Session, tenant: str | None) -> list[Destination]:
+    return session.app().destinations.list(tenant=tenant)
 
 
 def common_filter(session: Session, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from redrive.cli.values import read_seconds
-from redrive.domain.policy import Jitter, OnUnknown
+from redrive.domain.policy import Jitter, OnUnknown, Policy
 from redrive.domain.values import duration_us
 from redrive.errors import ConfigError, InvalidInput
 from redrive.webhooks.settings import DestinationSettings, SigningSecret
@@ -66,7 +66,9 @@ OPTIONS: Final[Mapping[str, Any]] = {
         "--acknowledge", _ANSWER, "Statuses that mean delivered, for example 2xx or 200-204", "STATUSES"
     ),
     "duplicate_status": _option(int, "--duplicate-status", _ANSWER, "A status that means: seen before", "STATUS"),
-    "duplicate_header": _one("--duplicate-header", _ANSWER, "A header that says so", "NAME"),
+    "duplicate_header": _one(
+        "--duplicate-header", _ANSWER, "A header that says so, instead of webhook-duplicate: true", "NAME"
+    ),
     "overrides": _many("--override", _ANSWER, "What a status means, for example 404=retryable", "STATUS=OUTCOME"),
     "certificate": _one("--certificate", _ANSWER, "What a bad certificate means: permanent or retryable", "OUTCOME"),
     "excerpt": _option(int, "--excerpt", _ANSWER, "Keep this many redacted characters of a failed answer", "N"),
@@ -76,6 +78,7 @@ ADD: Final = {name: option for name, option in OPTIONS.items() if name != "url"}
 
 _POLICY_TIMES: Final = ("max_age", "base", "cap", "floor", "retry_after_cap")
 _POLICY: Final = (*_POLICY_TIMES, "max_attempts", "factor", "jitter", "on_unknown")
+POLICY: Final = {name: OPTIONS[name] for name in _POLICY}
 _TIMEOUTS: Final = ("dns", "connect", "tls", "first_byte", "total")
 _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "event_types": tuple,
@@ -91,21 +94,27 @@ def described(
     """``base`` with every option that was given over it; ``clear`` names settings that go back to their default."""
     given = {name: value for name, value in options.items() if value not in (None, []) and name != "generate_secret"}
     changes: dict[str, Any] = _cleared(clear or [])
-    policy = {name: given.pop(name) for name in _POLICY if name in given}
-    for name in _POLICY_TIMES:
-        if name in policy:
-            policy[name] = duration_us(policy[name], name)
+    policy: dict[str, Any] = {name: given.pop(name) for name in _POLICY if name in given}
     timeouts = {name: read_seconds(given.pop(name), f"{name}_timeout") for name in _TIMEOUTS if name in given}
     for name, value in given.items():
         changes[name] = _READERS[name](value) if name in _READERS else value
     if policy:
-        try:
-            changes["policy"] = replace(changes.get("policy", base.policy), **policy)
-        except ConfigError as exc:
-            raise InvalidInput(exc.message, param=exc.param) from None
+        changes["policy"] = with_options(changes.get("policy", base.policy), policy)
     if timeouts:
         changes["timeouts"] = replace(changes.get("timeouts", base.timeouts), **timeouts)
     return replace(base, **changes)
+
+
+def with_options(base: Policy, options: Mapping[str, Any]) -> Policy:
+    """``base`` with every option of :data:`POLICY` that was given over it."""
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in _POLICY_TIMES:
+        if name in given:
+            given[name] = duration_us(given[name], name)
+    try:
+        return replace(base, **given)
+    except ConfigError as exc:
+        raise InvalidInput(exc.message, param=exc.param) from None
 
 
 def _cleared(names: list[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import logging
@@ -248,6 +249,28 @@ class Output:
         log.handlers[:] = [handler]
         log.setLevel(level)
         log.propagate = False
+
+    @contextlib.contextmanager
+    def attempts_told(self) -> Iterator[None]:
+        """Meanwhile show the attempts that did not simply succeed without -v, too; not with -q or beside JSON."""
+        if self.verbosity != 0 or not self.is_table:
+            yield
+            return
+        log = logging.getLogger("redrive.worker.attempts")
+        handler = logging.StreamHandler(sys.stderr)
+        formatter = logging.Formatter("%(asctime)sZ %(message)s", "%H:%M:%S")
+        formatter.converter = time.gmtime
+        handler.setFormatter(formatter)
+        level, propagate = log.level, log.propagate
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+        try:
+            yield
+        finally:
+            log.removeHandler(handler)
+            log.setLevel(level)
+            log.propagate = propagate
 
 
 class Progress:

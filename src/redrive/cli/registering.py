@@ -6,10 +6,12 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 from redrive.cli.session import Session
 from redrive.errors import ForbiddenAddress, InvalidInput
 from redrive.webhooks.guard import AddressPolicy
+from redrive.webhooks.headers import is_sensitive
 from redrive.webhooks.settings import DestinationSettings
 from redrive.webhooks.signing import generate_secret
 from redrive.webhooks.url import parse_url
@@ -40,6 +42,16 @@ def check_address(session: Session, settings: DestinationSettings) -> None:
         elif flag:
             hint = "if it is meant, give --allow-http for this destination"
         raise ForbiddenAddress(exc.message, param=exc.param, hint=hint) from None
+
+
+def warn_of_token(session: Session, url: str) -> None:
+    """Say so where a URL seems to carry a credential: it is stored as it is. Only the parameter's name is repeated."""
+    names = [name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True) if is_sensitive(name)]
+    if names:
+        session.out.warn(
+            f"the URL's parameter {', '.join(dict.fromkeys(names))} looks like a credential, and a URL is stored as "
+            "it is: if the receiver takes it in a header, give --header 'NAME: env:VARIABLE' instead"
+        )
 
 
 def _missing_networks(policy: AddressPolicy, host: str) -> list[str]:

@@ -8,7 +8,7 @@ import typer
 
 from redrive.cli.command import command
 from redrive.cli.explain import explain_status
-from redrive.cli.output import plural, utc, when
+from redrive.cli.output import ago, plural, utc, when
 from redrive.cli.session import Session
 from redrive.ledger.records import StatusView, span
 
@@ -60,10 +60,16 @@ def _facts(session: Session, view: StatusView) -> list[tuple[str, Any]]:
     ]
     if view.held.count:
         facts.append(("held", str(view.held)))
+    for found in view.disabled:
+        since = ""
+        if found.disabled_at is not None:
+            since = f" since {utc(found.disabled_at)} ({ago(found.disabled_at, view.now_at)})"
+        whose = "" if found.tenant == "default" else f" of tenant {found.tenant}"
+        facts.append(("disabled", f"{found.name}{whose}{since}: {found.why or 'no reason recorded'}"))
     if view.expired_leases:
         facts.append(("lost", f"{plural(view.expired_leases, 'attempt')} whose worker is gone, not reaped yet"))
     if view.duplicates.count or view.conflicts.count:
-        facts.append(("repeated", f"{view.duplicates} with the same payload, {view.conflicts} conflicts"))
+        facts.append(("deliveries repeated", f"{view.duplicates} with the same payload, {view.conflicts} conflicts"))
     if view.receiver_duplicates:
         facts.append(("duplicates", f"{view.receiver_duplicates:,} reported by receivers"))
     if view.rejections:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Final
 from redrive.domain.values import duration_us, utc_us
 from redrive.errors import InvalidInput, PayloadTooLarge
 
+_JSON: Final = re.compile(
+    rb"""\s*(?:[\[{"0-9]|[+-]\s*(?:[0-9]|Inf)|(?:true|false|null|none|undefined|nan|infinity)\s*\Z)""", re.IGNORECASE
+)
 _EXAMPLE: Final = "for example 2026-08-21T02:00:00Z"
 
 
@@ -39,6 +43,11 @@ def read_payload(text: str, limit: int) -> bytes:
             hint="raise max_payload, or send a reference to the data",
         )
     return body
+
+
+def looks_like_json(body: bytes) -> bool:
+    """True if a body that is not JSON was meant to be: it begins as JSON does, or is a word that some writers emit."""
+    return not body.strip() or _JSON.match(body) is not None
 
 
 def read_instant(text: str, param: str) -> datetime:

@@ -40,8 +40,12 @@ def register(app: typer.Typer) -> None:
 
 
 def up(session: Session, until_idle: UntilIdle = False) -> int | None:
-    """Run everything in this process: the worker and the reaper. Ctrl-C drains and stops."""
-    return _work(session, "up", until_idle)
+    """Run everything in this process: the worker and the reaper. Ctrl-C drains and stops.
+
+    Each attempt that does not simply succeed is told on stderr, and in the end how all of them ended.
+    """
+    with session.out.attempts_told():
+        return _work(session, "up", until_idle)
 
 
 def worker(session: Session, until_idle: UntilIdle = False, parent_pipe: ParentPipe = None) -> int | None:

@@ -16,10 +16,10 @@ from redrive.domain.outcome import Category, Flag, Outcome, OutcomeKind
 from redrive.domain.policy import SECOND, OnUnknown, Policy
 
 MAX_DEFERRALS: Final = 20
-"""The own-fault deferral in a row that is charged all the same (design 2.9)."""
+"""The own-fault deferral in a row that is charged all the same (contract 2.9)."""
 
 MIN_DEFERRAL: Final = SECOND
-"""The least wait after ``deferred`` and ``interrupted``, in microseconds (design 2.9)."""
+"""The least wait after ``deferred`` and ``interrupted``, in microseconds (contract 2.9)."""
 
 
 class Entry(enum.Enum):
@@ -93,7 +93,7 @@ def _charged(delivery: Standing, outcome: Outcome, policy: Policy, u: float) -> 
     """A charged failure: another attempt if the budget and the outcome allow one, else a dead letter."""
     unknown = outcome.kind is OutcomeKind.UNKNOWN
     # An earlier attempt's effect stays possible until something confirms it or rules it out.
-    ambiguous = unknown or delivery.ambiguous
+    ambiguous = unknown or (delivery.ambiguous and Flag.RULED_OUT not in outcome.flags)
     cause: Cause | None = None
     if outcome.kind is OutcomeKind.PERMANENT:
         cause = Cause.PERMANENT

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from redrive.domain.outcome import Outcome
 from redrive.domain.policy import Policy
+
+REPEATS_LISTED: Final = 8
+"""Duplicate and conflicting enqueues of one delivery that are listed singly; further ones are counted."""
 
 
 class Disposition(enum.IntEnum):
@@ -174,6 +177,8 @@ class Closing(NamedTuple):
     duration_us: int
     min_delay_us: int = 0
     """The least wait of a deferral, in microseconds."""
+    delivery_id: bytes = b""
+    """For the log alone."""
 
 
 class Closed(enum.StrEnum):

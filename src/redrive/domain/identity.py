@@ -1,4 +1,4 @@
-"""Derived identities (design 2.1).
+"""Derived identities (contract 2.1).
 
 An ID is the first 128 bits of SHA-256 over a versioned, typed, length-prefixed encoding of what the
 thing *is*. Two processes, two releases and two languages that describe the same work derive the same ID,
@@ -208,5 +208,5 @@ def route_of(handler: str, envelope_version: int) -> int:
 
 
 def flow_of(handler: str, envelope_version: int, destination: str, tenant: str) -> int:
-    """The 63-bit number of a flow (design 6): the unit of fairness."""
+    """The 63-bit number of a flow (contract 6): the unit of fairness."""
     return int.from_bytes(derive("flow", handler, envelope_version, destination, tenant)[:8], "big") >> 1

@@ -7,7 +7,7 @@ reason: never a response body, never an exception's message.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class OutcomeKind(enum.StrEnum):
@@ -87,6 +87,8 @@ class Flag(enum.IntFlag):
     """A confirm function found the effect in place; nothing was sent."""
     CLOSED_IN_HANDLER = 16
     """Effect and outcome committed in one transaction (``ctx.close_in``)."""
+    RULED_OUT = 32
+    """A confirm function found that no earlier attempt took effect; then the attempt itself ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +113,16 @@ DELIVERED = Outcome(OutcomeKind.DELIVERED, Category.OK)
 NO_OP = Outcome(OutcomeKind.NO_OP, Category.NOTHING_TO_DO)
 WORKER_LOST = Outcome(OutcomeKind.UNKNOWN, Category.WORKER_LOST)
 INTERRUPTED = Outcome(OutcomeKind.INTERRUPTED, Category.SHUTDOWN)
+CONFIRMED = Outcome(OutcomeKind.DELIVERED, Category.CONFIRMED, flags=Flag.CONFIRMED)
+"""A confirm function says that the effect is there."""
+CONFIRM_FAILED = Outcome(OutcomeKind.RETRYABLE, Category.CONFIRM_FAILED)
+"""A confirm function cannot tell, raised, or ran over its time."""
+OWN_FAULT = Outcome(OutcomeKind.DEFERRED, Category.OWN_FAULT)
+UNCHARGED = (OutcomeKind.INTERRUPTED, OutcomeKind.DEFERRED)
+"""What may only be said of an attempt that never started."""
+_FAILURES = (OutcomeKind.RETRYABLE, OutcomeKind.PERMANENT, OutcomeKind.UNKNOWN)
+
+
+def ruled_out(outcome: Outcome) -> Outcome:
+    """The outcome of an attempt that ran after a confirm function had said that no earlier one took effect."""
+    return replace(outcome, flags=outcome.flags | Flag.RULED_OUT) if outcome.kind in _FAILURES else outcome

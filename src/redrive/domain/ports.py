@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from redrive.domain.delivery import Closed, Closing, Lease
 from redrive.domain.outcome import Outcome
-from redrive.domain.policy import Policy
+from redrive.domain.policy import OnUnknown, Policy
+
+LIVE_US: Final = 120_000_000
+"""A worker counts as live while it was seen within this many microseconds; it is seen with every heartbeat."""
 
 
 class Withdrawn(Exception):
@@ -17,6 +20,14 @@ class Withdrawn(Exception):
 
 class LeaseGuard(Protocol):
     """What a handler asks about the lease it works under. Safe to use from any thread."""
+
+    @property
+    def on_unknown(self) -> OnUnknown | None:
+        """What follows an unknown outcome by the policy that this delivery was granted, not by today's.
+
+        None while no earlier attempt may have taken effect: there is nothing to ask then.
+        """
+        return None
 
     def start(self) -> None:
         """Say that execution begins: from here on the attempt is charged whatever happens.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from redrive.domain.outcome import Category
+from redrive.domain.values import duration_us
 from redrive.errors import InvalidInput
 
 _ALLOWED = frozenset(
@@ -27,15 +28,14 @@ class Signal(Exception):
 
 
 class Retry(Signal):
-    """Try again within the budget, not before ``after`` (seconds or a timedelta) if it is given."""
+    """Try again within the budget, not before ``after`` if it is given: seconds, a timedelta or text (``"5m"``).
 
-    def __init__(self, after: float | timedelta | None = None) -> None:
+    At most ten years. Raises :class:`~redrive.errors.InvalidInput` for anything else.
+    """
+
+    def __init__(self, after: float | timedelta | str | None = None) -> None:
         super().__init__("retry")
-        seconds = after.total_seconds() if isinstance(after, timedelta) else after
-        if seconds is not None and not 0 <= seconds <= 10 * 366 * 86400:
-            raise InvalidInput("Retry(after=...) takes 0 seconds to ten years", param="after")
-        # Rounded: truncating 2.3 s (2,299,999.99...) would be a microsecond early.
-        self.after_us = None if seconds is None else round(seconds * 1_000_000)
+        self.after_us = None if after is None else duration_us(after, "after")
 
 
 class Permanent(Signal):

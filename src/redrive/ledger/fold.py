@@ -11,12 +11,11 @@ from typing import Final
 
 from redrive.domain import identity
 from redrive.domain.decide import MIN_DEFERRAL
-from redrive.domain.delivery import Cause, DeadLetterState, Disposition, Hold, Lane
-from redrive.domain.outcome import Category, OutcomeKind
+from redrive.domain.delivery import REPEATS_LISTED, Cause, DeadLetterState, Disposition, Hold, Lane
+from redrive.domain.outcome import Category, Flag, OutcomeKind
 from redrive.domain.policy import Policy
 from redrive.ledger.entries import Attempt, DeadLetter, Entries, Finding, Generation, Times
 from redrive.ledger.records import iso
-from redrive.ledger.sqlite.enqueue import REPEATS_LISTED
 
 _SUCCESS: Final = {
     OutcomeKind.DELIVERED.value: Disposition.DELIVERED,
@@ -320,6 +319,8 @@ class Fold:
                 ambiguous = 0
             elif a.outcome == OutcomeKind.UNKNOWN:
                 ambiguous = 1
+            elif a.flags & Flag.RULED_OUT:
+                ambiguous = 0
         if any(t.kind in ("late_delivered", "late_no_op") for t in self.e.transitions):
             ambiguous = 0
         return ambiguous

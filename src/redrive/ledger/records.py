@@ -343,6 +343,17 @@ class Unclaimed(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class DisabledDestination(Record):
+    """A destination that receives nothing until somebody enables it."""
+
+    destination: str
+    tenant: str
+    name: str
+    disabled_at: int | None
+    why: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class StatusView(Record):
     """The ledger in one look. Cheap at any size: counts are capped, or read from indexes on live work."""
 
@@ -364,6 +375,8 @@ class StatusView(Record):
     expired_leases: int
     """Leases that have run out and that no reaper has ended yet."""
     held: Count
+    disabled: tuple[DisabledDestination, ...]
+    """Destinations that are disabled, whether or not anything waits for them; the first hundred by name."""
     dead_letters_open: Count
     workers: tuple[WorkerView, ...]
     unclaimed: tuple[Unclaimed, ...]

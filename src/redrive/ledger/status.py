@@ -7,7 +7,8 @@ import time
 from typing import Any, Final
 
 from redrive.domain.delivery import Disposition
-from redrive.ledger.records import Count, StatusView, Unclaimed, WorkerView
+from redrive.domain.ports import LIVE_US
+from redrive.ledger.records import Count, DisabledDestination, StatusView, Unclaimed, WorkerView
 from redrive.ledger.sqlite.connect import wal_defect
 from redrive.ledger.sqlite.statements import sql
 from redrive.ledger.sqlite.tx import Tx
@@ -16,9 +17,8 @@ CAP: Final = 100_000
 """Finished work, and each list of work that waits, is counted up to here."""
 LIVE_CAP: Final = 1_000_000
 """Live work is counted up to here: an index's own entries, at some 50 million a second."""
-SEEN_US: Final = 60_000_000
-"""A worker is live while it was seen within this many microseconds."""
 _MANY: Final = 1000
+_DISABLED: Final = 100
 
 
 def status(tx: Tx, now: int, host_now: int | None = None) -> StatusView:
@@ -49,6 +49,7 @@ def status(tx: Tx, now: int, host_now: int | None = None) -> StatusView:
         oldest_lease_us=None if oldest_lease is None else now - oldest_lease,
         expired_leases=expired,
         held=held,
+        disabled=tuple(DisabledDestination(*row) for row in tx.rows(sql("destinations_disabled"), (_DISABLED,))),
         dead_letters_open=_capped(tx.rows(sql("count_dead_letters"), (CAP + 1,))[0][0]),
         workers=workers,
         unclaimed=unclaimed,
@@ -80,7 +81,7 @@ def _workers(tx: Tx, now: int) -> tuple[WorkerView, ...]:
             seen_at,
         )
         for name, host, pid, version, routes, started_at, seen_at in tx.rows(
-            sql("workers_seen"), (now - SEEN_US, _MANY)
+            sql("workers_seen"), (now - LIVE_US, _MANY)
         )
     )
 

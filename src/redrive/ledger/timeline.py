@@ -1,6 +1,6 @@
 """One delivery's whole history, in order: what was accepted, tried, put off, decided and asked.
 
-Everything is read from entries that are on the ledger anyway (design 2.8); nothing is kept for display. An
+Everything is read from entries that are on the ledger anyway (contract 2.8); nothing is kept for display. An
 entry's ``facts`` always name its ``generation``: a redrive adds a chapter and changes none before it.
 """
 
@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from redrive.domain.delivery import Disposition, Hold
 from redrive.domain.identity import from_text, to_text
+from redrive.domain.outcome import Category
 from redrive.errors import NotFound
 from redrive.ledger.records import AttemptView, DeliveryView, TimelineEntry, hold_word, iso, span
 from redrive.ledger.sqlite.statements import sql
@@ -21,6 +22,7 @@ _FLAG_TEXT: Final = {
     "response_truncated": "response body cut short",
     "confirmed": "confirmed without sending",
     "closed_in_handler": "closed in the handler's own transaction",
+    "ruled_out": "no earlier attempt had taken effect",
 }
 
 
@@ -64,6 +66,7 @@ def timeline(tx: Tx, seq: int) -> list[TimelineEntry]:
 
 class _Timeline:
     def __init__(self, tx: Tx, seq: int) -> None:
+        self.tx = tx
         self.view = show(tx, seq)
         self.attempts = attempts(tx, seq)
         self.first = tx.rows(sql("first_budget"), (seq,))[0]
@@ -261,10 +264,12 @@ class _Timeline:
     def _dead(self, row: Row) -> None:
         number, generation, state, cause, category, count, died_at, ambiguous = row
         unsure = "; an effect may exist all the same" if ambiguous else ""
+        gone = category == Category.GONE and bool(self.tx.rows(sql("destination_gone"), (self.view.destination,))[0][0])
+        disabled = "; 410 Gone disabled its destination" if gone else ""
         self.add(
             died_at,
             "dead_letter",
-            f"dead letter {number}: {cause} after {_attempts(count)}, last {category}{unsure}",
+            f"dead letter {number}: {cause} after {_attempts(count)}, last {category}{disabled}{unsure}",
             fence=self._last_fence(generation),
             rank=1 << 61,
             generation=generation,
@@ -274,6 +279,7 @@ class _Timeline:
             category=category,
             attempts=count,
             ambiguous=bool(ambiguous),
+            destination_disabled=True if gone else None,
         )
 
     def _generation(self, row: Row) -> None:

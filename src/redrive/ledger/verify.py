@@ -52,6 +52,7 @@ from redrive.domain.envelope import payload_hash
 from redrive.domain.identity import to_text
 from redrive.domain.outcome import Flag
 from redrive.domain.policy import Policy
+from redrive.domain.ports import LIVE_US
 from redrive.errors import ConfigError, Conflict, InvalidInput
 from redrive.ledger.audit import CLOCK_REPAIRED, GENESIS, append_audit, audit_digest
 from redrive.ledger.entries import (
@@ -75,7 +76,6 @@ MAX_PROBLEMS: Final = 200
 """Problems that a report lists; further ones are counted."""
 
 _PAYLOAD_BYTES: Final = 4 * 1024 * 1024
-_RECENT_US: Final = 120_000_000
 Progress = Callable[[int, int], None]
 """Receives how far it is, of how much."""
 
@@ -413,7 +413,7 @@ def repair_clock(ledger: SqliteLedger, actor: str, reason: str | None = None, *,
 
 def _running(tx: Tx, now: int) -> list[int]:
     here = socket.gethostname()
-    return [pid for host, pid in tx.rows(sql("workers_running"), (now - _RECENT_US,)) if host == here]
+    return [pid for host, pid in tx.rows(sql("workers_running"), (now - LIVE_US,)) if host == here]
 
 
 def _alive(pid: int) -> bool:

@@ -16,6 +16,8 @@ from redrive.domain.ports import WorkLedger
 
 _FIRST_LOOK_S: Final = 0.002
 _LAST_LOOK_S: Final = 0.025
+_FLOOR_S: Final = 0.025
+"""Seconds until work that was due and could not be had is asked for again: asking is a durable write."""
 
 
 class DatabaseMechanism:
@@ -26,6 +28,8 @@ class DatabaseMechanism:
         self._hint = asyncio.Event()
         self._look = asyncio.Event()
         self._stamp = ledger.stamp()
+        self._nothing_until: int | None = None
+        """Ledger time at which there was nothing to have; None: there was."""
 
     def hint(self) -> None:
         """There may be work: look now. Call it in the event loop's thread."""
@@ -35,17 +39,22 @@ class DatabaseMechanism:
     async def receive(self, worker: int, routes: Sequence[tuple[str, int]], limit: int, lease_us: int) -> list[Lease]:
         """Up to ``limit`` leases, charged and durable."""
         self._hint.clear()
-        return await self._ledger.reserve(worker, routes, limit, lease_us)
+        asked = self._ledger.estimate()
+        leases = await self._ledger.reserve(worker, routes, limit, lease_us)
+        self._nothing_until = None if leases else asked
+        return leases
 
     async def wait(self, routes: Sequence[tuple[str, int]], timeout_s: float) -> None:
         """Return when there may be work for ``routes``, or after ``timeout_s``.
 
         A commit elsewhere (our own closes and heartbeats among them) is a reason to look, by reading alone: an idle
-        worker writes nothing.
+        worker writes nothing. What was due already when nothing could be had (it is past its age budget, and not yet
+        reaped) is no reason for the first 25 ms.
         """
         loop = asyncio.get_running_loop()
-        limit = loop.time() + timeout_s
-        end = min(limit, loop.time() + await self._until_due(routes))
+        floor = loop.time() + _FLOOR_S
+        limit = max(floor, loop.time() + timeout_s)
+        end = min(limit, await self._due(routes, floor))
         look = _FIRST_LOOK_S
         while not self._hint.is_set():
             left = end - loop.time()
@@ -58,10 +67,14 @@ class DatabaseMechanism:
             stamp = self._ledger.stamp()
             if stamp != self._stamp and not self._hint.is_set():
                 self._stamp = stamp
-                end = min(limit, loop.time() + await self._until_due(routes))
+                end = min(limit, await self._due(routes, floor))
             look = min(look * 1.5, _LAST_LOOK_S)
 
-    async def _until_due(self, routes: Sequence[tuple[str, int]]) -> float:
-        """Seconds until the next delivery falls due; negative when one is overdue, infinite when there is none."""
+    async def _due(self, routes: Sequence[tuple[str, int]], floor: float) -> float:
+        """When, by the loop's clock, the next delivery falls due; infinite when there is none."""
         due = await self._ledger.next_due(routes)
-        return float("inf") if due is None else (due - self._ledger.estimate()) / 1e6
+        if due is None:
+            return float("inf")
+        at = asyncio.get_running_loop().time() + (due - self._ledger.estimate()) / 1e6
+        stuck = self._nothing_until is not None and due <= self._nothing_until
+        return max(at, floor) if stuck else at

@@ -233,7 +233,7 @@ class Rules:
         return sum(s.success for s in self.seen if s.attempt.partition(".")[0] == str(generation))
 
     def _allowed(self, generation: int) -> int:
-        """1 + distinct attempts recorded unknown or late (design 2.3)."""
+        """1 + distinct attempts recorded unknown or late (contract 2.3)."""
         doubtful = {
             attempt["fence"]
             for attempt in self.case.of(generation)

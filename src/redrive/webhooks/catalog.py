@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from redrive.domain.policy import OnUnknown, Policy
@@ -19,8 +20,8 @@ from redrive.webhooks.headers import resolve_headers
 from redrive.webhooks.outcomes import OutcomeTable
 from redrive.webhooks.schemas import Schemas
 from redrive.webhooks.secrets import Secret, SecretCache, SecretUnavailable, parse_ref
-from redrive.webhooks.sender.request import Endpoint, Template
-from redrive.webhooks.settings import DestinationSettings
+from redrive.webhooks.sender.request import Endpoint, Guard, Template
+from redrive.webhooks.settings import DestinationSettings, filters_of, policy_of
 from redrive.webhooks.signing import Signer
 from redrive.webhooks.url import parse_url
 
@@ -75,14 +76,17 @@ class FanOut:
 
     def _match(self, tx: Tx, tenant: str, event_type: str) -> list[Subscriber]:
         rows = sorted(registry.listed(tx, tenant), key=lambda row: row.destination_id)
-        matching = []
-        for destination in (load(tx, row) for row in rows):
-            settings = destination.settings
-            if matches_any(settings.filters(), event_type):
-                matching.append(
-                    Subscriber(destination.destination_id, settings.scope, settings.policy, destination.enabled)
-                )
-        return matching
+        return [
+            Subscriber(row.destination_id, row.scope, policy_of(row.settings), bool(row.enabled))
+            for row in rows
+            if matches_any(filters_of(registry.filters_of(tx, row.destination_id)), event_type)
+        ]
+
+
+@lru_cache(maxsize=256)
+def _judge_of(policy: AddressPolicy) -> Guard:
+    """One judge for equal policies: endpoints share connections only under the same one."""
+    return policy.judge
 
 
 class Compiled:
@@ -144,7 +148,7 @@ class Compiled:
                 target.scheme,
                 target.host,
                 target.port,
-                self._guard.judge,
+                _judge_of(self._guard),
                 settings.tls(),
                 settings.proxy_address(authorization),
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from redrive.webhooks.settings import DestinationSettings, SigningSecret
 from redrive.webhooks.url import parse_url
 
 CHUNK: Final = 1000
+GONE: Final = "410 Gone"
+_log = logging.getLogger("redrive.webhooks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +194,25 @@ class Destinations:
     def disable_gone(self, destination_id: str) -> None:
         """410 Gone: the receiver asked never to be called again. What waits is held, not dropped."""
 
-        def operation(tx: RawTx, now: int) -> bool:
+        def operation(tx: RawTx, now: int) -> str | None:
             row = registry.find(tx, destination_id)
             if row is None or not row.enabled:
-                return False
-            registry.set_enabled(tx, destination_id, False, now, "410 Gone")
-            append_audit(tx, now, "redrive", "destination.disable", destination_id, "410 Gone", None, None)
-            return True
+                return None
+            registry.set_enabled(tx, destination_id, False, now, GONE)
+            append_audit(tx, now, "redrive", "destination.disable", destination_id, GONE, None, None)
+            return row.name
 
-        if self._ledger.transact_sync(operation, "operator"):
-            self._hold(destination_id, True, "redrive", "410 Gone", None)
+        name = self._ledger.transact_sync(operation, "operator")
+        if name is not None:
+            held = self._hold(destination_id, True, "redrive", GONE, None)
+            _log.warning(
+                "destination %s (%s) answered %s; disabled; %d %s held",
+                destination_id,
+                name,
+                GONE,
+                held,
+                "delivery" if held == 1 else "deliveries",
+            )
 
     def reconcile(self) -> int:
         """Finish what a crash in the middle of :meth:`enable` or :meth:`disable` left undone."""
@@ -260,16 +272,21 @@ class Destinations:
     def _hold(
         self, destination_id: str, hold: bool, actor: str, reason: str, progress: Callable[[int], None] | None
     ) -> int:
-        """In chunks, so that a destination with a million waiting deliveries blocks nobody."""
+        """In chunks, so that a destination with a million waiting deliveries blocks nobody.
+
+        Each chunk looks again whether the destination is still as it was switched: whoever switched it back meanwhile
+        does the rest, and must not be undone.
+        """
         total, after = 0, 0
+
+        def chunk(tx: RawTx, now: int) -> tuple[int, int]:
+            row = registry.find(tx, destination_id)
+            if row is None or bool(row.enabled) is hold:
+                return 0, after
+            return registry.hold_waiting(tx, now, destination_id, after, CHUNK, hold=hold, actor=actor, reason=reason)
+
         while True:
-            start = after
-            changed, after = self._ledger.transact_sync(
-                lambda tx, now, start=start: registry.hold_waiting(  # type: ignore[misc]
-                    tx, now, destination_id, start, CHUNK, hold=hold, actor=actor, reason=reason
-                ),
-                "enqueue",
-            )
+            changed, after = self._ledger.transact_sync(chunk, "operator")
             total += changed
             if progress is not None:
                 progress(total)

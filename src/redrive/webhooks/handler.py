@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,9 +13,19 @@ from typing import Final
 from redrive.domain.delivery import Lease
 from redrive.domain.envelope import Decoders, Undecodable, decode_opaque
 from redrive.domain.identity import attempt_id, to_text
-from redrive.domain.outcome import Category, Flag, Outcome, OutcomeKind
+from redrive.domain.outcome import (
+    CONFIRM_FAILED,
+    CONFIRMED,
+    OWN_FAULT,
+    UNCHARGED,
+    Category,
+    Outcome,
+    OutcomeKind,
+    ruled_out,
+)
 from redrive.domain.policy import OnUnknown
-from redrive.domain.ports import LeaseGuard
+from redrive.domain.ports import LeaseGuard, Withdrawn
+from redrive.errors import InvalidInput
 from redrive.failpoint import hit
 from redrive.webhooks.catalog import Catalog, Compiled
 from redrive.webhooks.observation import Failure
@@ -23,14 +34,14 @@ from redrive.webhooks.secrets import SecretUnavailable
 from redrive.webhooks.sender import Prepared, Sender
 
 _log = logging.getLogger("redrive.webhooks")
-_OWN_FAULT: Final = Outcome(OutcomeKind.DEFERRED, Category.OWN_FAULT)
 _DISABLED: Final = Outcome(OutcomeKind.DEFERRED, Category.DESTINATION_DISABLED)
 _FORBIDDEN: Final = Outcome(OutcomeKind.PERMANENT, Category.FORBIDDEN_ADDRESS)
 _NO_DESTINATION: Final = Outcome(OutcomeKind.PERMANENT, Category.POLICY)
 _UNDECODABLE: Final = Outcome(OutcomeKind.PERMANENT, Category.UNDECODABLE)
+_UNREADABLE: Final = Outcome(OutcomeKind.DEFERRED, Category.UNDECODABLE)
 _PAYLOAD_INVALID: Final = Outcome(OutcomeKind.PERMANENT, Category.PAYLOAD_INVALID)
-CONFIRMED: Final = Outcome(OutcomeKind.DELIVERED, Category.CONFIRMED, flags=Flag.CONFIRMED)
-CONFIRM_FAILED: Final = Outcome(OutcomeKind.RETRYABLE, Category.CONFIRM_FAILED)
+_FAULT_AFTER_ASKING: Final = Outcome(OutcomeKind.RETRYABLE, Category.OWN_FAULT)
+"""A fault of our own, in an attempt that has asked a confirm function: it has started, and is charged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +92,12 @@ class WebhookHandler:
         return self._decoders.versions
 
     async def execute(self, lease: Lease, guard: LeaseGuard) -> Outcome | None:
-        destination = self._catalog.destination(lease.destination)
+        try:
+            destination = self._catalog.destination(lease.destination)
+        except InvalidInput as exc:
+            # Written by a newer release: left, uncharged, for a worker that can read it.
+            _log.error("destination %s cannot be used by this release: %s", lease.destination, exc)
+            return _UNREADABLE
         if destination is None:
             return _NO_DESTINATION
         if not destination.enabled:
@@ -98,22 +114,30 @@ class WebhookHandler:
         if where is not None:
             _log.info("delivery refused by the schema of %s at %s", lease.event_type, where)
             return _PAYLOAD_INVALID
-        if lease.ambiguous and destination.settings.policy.on_unknown is OnUnknown.CONFIRM:
-            verdict = await self._confirm(lease, destination, body, guard)
-            if verdict is not None:
-                return verdict
+        asked = False
         try:
+            if guard.on_unknown is OnUnknown.CONFIRM:
+                destination.ready(time.time_ns() // 1000)  # what is missing here costs no attempt: look before asking
+                verdict = await self._confirm(lease, destination, body, guard)
+                if verdict is not None:
+                    return verdict
+                asked = True
             request = self.request(lease, destination, body, guard)
         except SecretUnavailable as exc:
             _log.error("destination %s: %s", lease.destination, exc)
-            return _OWN_FAULT
+            return ruled_out(_FAULT_AFTER_ASKING) if asked else OWN_FAULT
+        outcome = await self._send(lease, destination, request, guard)
+        if outcome is None or not asked:
+            return outcome
+        return ruled_out(_FAULT_AFTER_ASKING if outcome.kind in UNCHARGED else outcome)
+
+    async def _send(self, lease: Lease, destination: Compiled, request: Prepared, guard: LeaseGuard) -> Outcome | None:
         if not guard.holds():
             return None
-        guard.start()
         hit("connect.before")
         try:
             observation = await self._sender.send(request)
-        except _LeaseGone:
+        except (_LeaseGone, Withdrawn):
             return None
         hit("send.after")
         outcome = destination.table.classify(observation, time.time_ns() // 1000, destination.settings.excerpt)
@@ -153,7 +177,7 @@ class WebhookHandler:
         confirm = self._confirms.get(destination.settings.confirm or "")
         if confirm is None:
             _log.error("destination %s: no confirm function of that name here", lease.destination)
-            return _OWN_FAULT
+            return OWN_FAULT
         guard.start()
         sent = Sent(
             to_text("dlv", lease.delivery_id),
@@ -166,10 +190,15 @@ class WebhookHandler:
             lease.attempt,
             body,
         )
+        total = destination.settings.timeouts.total
         try:
-            there = await confirm(sent)
-        except Exception:
-            _log.exception("confirm function of destination %s raised", lease.destination)
+            async with asyncio.timeout(total) as limit:
+                there = await confirm(sent)
+        except Exception as exc:
+            if limit.expired():
+                _log.error("confirm function of destination %s ran over %g s", lease.destination, total)
+            else:
+                _log.error("confirm function of destination %s raised", lease.destination, exc_info=exc)
             return CONFIRM_FAILED
         if there is None:
             return CONFIRM_FAILED
@@ -185,6 +214,7 @@ def _before_write(guard: LeaseGuard) -> None:
     hit("send.before")
     if not guard.holds():
         raise _LeaseGone
+    guard.start()
 
 
 def _head_point() -> None:

@@ -14,7 +14,7 @@ from redrive.domain.envelope import CURRENT, payload_hash
 from redrive.domain.identity import UNIQUE, Key, Unique
 from redrive.domain.values import canonical_json, check_event_type, check_json_bytes, check_label, utc_us
 from redrive.errors import InvalidInput, PayloadTooLarge
-from redrive.ledger.sqlite.enqueue import accept_events, note_conflicts
+from redrive.ledger.sqlite.enqueue import accept_events, count_unlisted_conflicts, note_conflicts
 from redrive.ledger.sqlite.tx import Tx
 from redrive.webhooks.catalog import FanOut
 
@@ -150,5 +150,7 @@ def publish_all(
         for result in results:
             if result.decided is Decided.CONFLICT:
                 note_conflicts(tx, now, result.deliveries, path=path, producer=producer)
+                if not result.deliveries:
+                    count_unlisted_conflicts(tx, 1)
     tx.run("RELEASE redrive_publish")
     return results

@@ -6,7 +6,7 @@ Nothing here holds a secret: secrets and sensitive headers are references (``env
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import PurePosixPath
 from typing import Any, Final, Self
@@ -91,8 +91,8 @@ class DestinationSettings:
             check_slug(self.confirm, "confirm")
         for name in ("ca_file", "client_cert_file", "client_key_file"):
             value = getattr(self, name)
-            if value is not None and not PurePosixPath(value).is_absolute():
-                raise InvalidInput(f"{name} must be an absolute path", param=name)
+            if value is not None and (not PurePosixPath(value).is_absolute() or not value.isprintable()):
+                raise InvalidInput(f"{name} must be an absolute path without control characters", param=name)
         if self.client_key_file is not None and self.client_cert_file is None:
             raise InvalidInput("client_key_file needs client_cert_file", param="client_key_file")
         if self.proxy_authorization is not None:
@@ -105,7 +105,7 @@ class DestinationSettings:
 
     def filters(self) -> tuple[EventFilter, ...]:
         """The event types this destination subscribes to; none given means every one."""
-        return tuple(EventFilter.parse(text) for text in self.event_types or ("*",))
+        return filters_of(self.event_types)
 
     def table(self) -> OutcomeTable:
         """What each answer means here."""
@@ -163,3 +163,15 @@ class DestinationSettings:
         """For a screen or a log: references are shown, they are not secrets."""
         data: dict[str, Any] = json.loads(self.to_json())
         return {"event_types": list(self.event_types) or ["*"], "scope": self.scope, **data}
+
+
+def filters_of(event_types: Sequence[str]) -> tuple[EventFilter, ...]:
+    """What a destination subscribes to; none given means every event type."""
+    return tuple(EventFilter.parse(text) for text in event_types or ("*",))
+
+
+def policy_of(settings: str) -> Policy:
+    """The policy in a stored destination's settings, whatever else a newer release has put there: publishing to a
+    tenant must not fail because of what only a sender needs.
+    """
+    return Policy.from_spec(json.dumps(json.loads(settings)["policy"]))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 from redrive.domain.delivery import Closing
+from redrive.domain.identity import to_text
 from redrive.domain.outcome import OutcomeKind
 from redrive.domain.ports import WorkLedger
 from redrive.errors import LedgerCorrupt, LedgerError
@@ -16,7 +18,24 @@ from redrive.failpoint import hit
 MAX_BATCH: Final = 1000
 _RETRY_FIRST_S: Final = 0.05
 _RETRY_LAST_S: Final = 5.0
+_MOST_LINES: Final = 20
+"""Attempts of one batch that are told one by one; the rest is counted."""
+_SUCCESS: Final = (OutcomeKind.DELIVERED, OutcomeKind.NO_OP)
 _log = logging.getLogger("redrive.worker")
+_attempts = logging.getLogger("redrive.worker.attempts")
+"""At INFO: attempts that did not simply succeed, once they are durable, and in the end how all of them ended."""
+
+
+class Kept:
+    """The lease of an outcome that is not durable yet. Implements ``heart.Held``."""
+
+    __slots__ = ("fence", "lost", "seq", "valid_until")
+
+    def __init__(self, seq: int, fence: int) -> None:
+        self.seq = seq
+        self.fence = fence
+        self.valid_until = 0.0
+        self.lost = False
 
 
 class Closer:
@@ -36,6 +55,9 @@ class Closer:
         self._settled.set()
         self.healthy = True
         self.closed = 0
+        """Outcomes that are durable, or that the ledger has refused for good."""
+        self._closed_some = asyncio.Event()
+        self._ended: Counter[OutcomeKind] = Counter()
 
     @property
     def backlog(self) -> int:
@@ -52,8 +74,26 @@ class Closer:
         """Wait until every outcome taken so far is durable."""
         await self._settled.wait()
 
+    def kept(self) -> list[Kept]:
+        """The leases to hold on to: what is known must not lose to a reaper. Safe to call from any thread."""
+        return [Kept(closing.seq, closing.fence) for closing in self._pending.copy()]
+
+    async def caught_up(self) -> None:
+        """Wait until every outcome taken before this call is durable; while the ledger refuses, that is long."""
+        end = self.closed + len(self._pending)
+        while self.closed < end:
+            self._closed_some.clear()
+            await self._closed_some.wait()
+
     async def run(self) -> None:
         """Close until cancelled."""
+        try:
+            await self._run()
+        finally:
+            if self._ended:
+                _attempts.info("%s", _summary(self._ended))
+
+    async def _run(self) -> None:
         delay = _RETRY_FIRST_S
         while True:
             await self._wake.wait()
@@ -73,11 +113,25 @@ class Closer:
             delay = _RETRY_FIRST_S
             del self._pending[: len(batch)]
             self.closed += len(batch)
-            if any(c.outcome.kind not in (OutcomeKind.DELIVERED, OutcomeKind.NO_OP) for c in batch):
+            self._closed_some.set()
+            if _attempts.isEnabledFor(logging.INFO):
+                self._tell(batch)
+            if any(c.outcome.kind not in _SUCCESS for c in batch):
                 self._on_rescheduled()
             if not self._pending:
                 self._wake.clear()
                 self._settled.set()
+
+    def _tell(self, batch: list[Closing]) -> None:
+        self._ended.update(c.outcome.kind for c in batch)
+        told = [c for c in batch if c.attempt > 1 or c.outcome.kind not in _SUCCESS]
+        for c in told[:_MOST_LINES]:
+            seen = c.outcome.category if c.outcome.status is None else f"{c.outcome.category}, {c.outcome.status}"
+            run = f" of generation {c.generation}" if c.generation else ""
+            delivery = to_text("dlv", c.delivery_id) if c.delivery_id else f"delivery {c.seq}"
+            _attempts.info("%s: attempt %d%s ended %s: %s", delivery, c.attempt, run, c.outcome.kind, seen)
+        if len(told) > _MOST_LINES:
+            _attempts.info("and %d more that did not simply succeed", len(told) - _MOST_LINES)
 
     async def _close(self, batch: list[Closing]) -> None:
         hit("execute.after")
@@ -95,6 +149,12 @@ class Closer:
                     if _is_everyones(own):
                         raise
                     _log.error("an outcome cannot be stored; its lease will expire and be reaped", exc_info=own)
+
+
+def _summary(ended: Counter[OutcomeKind]) -> str:
+    kinds = ", ".join(f"{ended[kind]:,} {kind}" for kind in OutcomeKind if ended[kind])
+    total = ended.total()
+    return f"{total:,} attempt{'' if total == 1 else 's'} ended: {kinds}"
 
 
 def _is_everyones(exc: Exception) -> bool:

@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from redrive.domain.delivery import Closing, Lease
-from redrive.domain.outcome import INTERRUPTED, Category, Outcome, OutcomeKind
+from redrive.domain.outcome import INTERRUPTED, OWN_FAULT, UNCHARGED, Category, Outcome, OutcomeKind
+from redrive.domain.policy import OnUnknown
 from redrive.domain.ports import Handler, LeaseGuard, Mechanism, Withdrawn, WorkLedger
 from redrive.errors import LedgerBusy, LedgerError, RedriveError
 from redrive.failpoint import hit
 from redrive.worker.closer import Closer
-from redrive.worker.heart import Heart, Held
+from redrive.worker.heart import Heart, lease_clock
 from redrive.worker.settings import WorkerSettings
 
 REAP_BATCH: Final = 200
@@ -36,6 +37,7 @@ class Running(LeaseGuard):
         "lease",
         "lost",
         "occupied",
+        "on_unknown",
         "seq",
         "started",
         "task",
@@ -48,6 +50,7 @@ class Running(LeaseGuard):
         self.fence = lease.fence
         self.valid_until = valid_until
         self.lost = False
+        self.on_unknown: OnUnknown | None = None
         self.started = False
         self.dropped = False
         """The worker itself cancelled the task."""
@@ -81,7 +84,7 @@ class Running(LeaseGuard):
 
     def holds(self) -> bool:
         """Whether the lease is certainly still ours: a worker that was stopped past it must not send."""
-        return not self.lost and time.monotonic() < self.valid_until
+        return not self.lost and lease_clock() < self.valid_until
 
 
 class Worker:
@@ -120,6 +123,8 @@ class Worker:
         self._lease_us = int(settings.lease_s * 1e6)
         self._worker = 0
         self._closer: Closer | None = None
+        self._failed: BaseException | None = None
+        self._receiving: asyncio.Task[list[Lease]] | None = None
         self.started = 0
         """Attempts started since the worker began."""
 
@@ -130,7 +135,11 @@ class Worker:
         self._freed.set()
 
     async def run(self, *, until_idle: bool = False) -> None:
-        """Work until :meth:`stop`, or, with ``until_idle``, until nothing of these handlers is leased or waiting."""
+        """Work until :meth:`stop`, or, with ``until_idle``, until nothing of these handlers is leased or waiting.
+
+        Cancelling it drains as :meth:`stop` does, and then raises ``CancelledError``; cancelled again, it gives up
+        the drain, and the leases that are left expire.
+        """
         worker = await self._register()
         if worker is None:
             return
@@ -138,22 +147,42 @@ class Worker:
         closer = self._closer = Closer(self._ledger, self._worker, self._mechanism.hint)
         heart = Heart(
             lambda leases: self._sync_extend(self._worker, leases, self._lease_us),
-            lambda: list[Held](self._running.copy().values()),
+            # In this order: an entry is among the closer's before it stops running.
+            lambda: [*self._running.copy().values(), *closer.kept()],
             self._settings.lease_s,
         )
         heart.start()
-        loops = [asyncio.create_task(closer.run()), asyncio.create_task(self._reap())]
+        closing = self._close_with(closer)
+        reaping = asyncio.create_task(self._reap(closer))
         try:
-            await self._claim(closer, until_idle)
-            await self._drain(closer)
+            try:
+                await self._claim(closer, until_idle)
+            finally:
+                self._stopping.set()
+                if closing.cancelled():  # by whoever cancels every task of a loop, and us with it
+                    closing = self._close_with(closer)
+                await self._drain(closer, closing)
         finally:
-            for loop in loops:
-                loop.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
+            closing.cancel()
+            reaping.cancel()
+            await asyncio.gather(closing, reaping, return_exceptions=True)
             await self._abandon()
             await asyncio.to_thread(heart.stop)
-        with contextlib.suppress(RedriveError):
-            await self._ledger.retire_worker(self._worker)
+            with contextlib.suppress(RedriveError):
+                await self._ledger.retire_worker(self._worker)
+        if self._failed is not None:
+            raise self._failed
+
+    def _close_with(self, closer: Closer) -> asyncio.Task[None]:
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (exc := task.exception()) is not None:
+                _log.critical("outcomes cannot be recorded any more: this worker stops", exc_info=exc)
+                self._failed = exc
+                self.stop()
+
+        task = asyncio.create_task(closer.run())
+        task.add_done_callback(ended)
+        return task
 
     async def _register(self) -> int | None:
         """None: told to stop before the ledger could be written. Whoever has its write lock may be stopped itself."""
@@ -177,15 +206,18 @@ class Worker:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._freed.wait(), 0.1 if free > 0 else None)
                 continue
-            asked = time.monotonic()
+            asked = lease_clock()
             try:
-                leases = await self._mechanism.receive(self._worker, self._routes, free, self._lease_us)
+                # Cancelled meanwhile, it must not take the leases with it that the ledger has granted.
+                self._receiving = asyncio.create_task(self._receive(free))
+                leases = await asyncio.shield(self._receiving)
+                self._receiving = None
                 for lease in leases:
                     self._start(lease, asked + self._settings.lease_s)
                 if len(leases) < free:
                     if until_idle and not leases and await self._idle(closer):
                         return
-                    await self._mechanism.wait(self._routes, 0.02 if until_idle else self._settings.poll_s)
+                    await self._mechanism.wait(self._routes, 0.025 if until_idle else self._settings.poll_s)
             except Exception as exc:
                 failures += 1
                 if failures in (1, 10) or failures % 100 == 0:
@@ -193,6 +225,9 @@ class Worker:
                 await self._pause(min(0.05 * 2 ** min(failures, 10), 5.0))
             else:
                 failures = 0
+
+    async def _receive(self, free: int) -> list[Lease]:
+        return await self._mechanism.receive(self._worker, self._routes, free, self._lease_us)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -217,7 +252,7 @@ class Worker:
         begun = time.monotonic()
         try:
             hit("execute.before")
-            outcome = await self._handlers[lease.handler].execute(lease, entry)
+            outcome = await self._outcome(entry)
         except KeyboardInterrupt:
             raise
         except BaseException as exc:
@@ -229,20 +264,32 @@ class Worker:
             # A cancellation that we did not ask for, or SystemExit: the handler's, and no reason to stop the others.
             _log.error("handler %s raised outside its own guard", lease.handler, exc_info=exc)
             outcome = HANDLER_RAISED
+        if outcome is not None:
+            if entry.started and outcome.kind in UNCHARGED:
+                _log.error("handler %s said %s of what it had started: charged", lease.handler, outcome.kind)
+                outcome = HANDLER_RAISED
+            self._finish(entry, outcome, int((time.monotonic() - begun) * 1e6))
         self._running.pop((lease.seq, lease.fence), None)
         if entry.occupied is None:
             self._freed.set()
         else:
             entry.lost = True  # what still runs must not believe that it holds the lease
             self._occupied.add(entry)
-        if outcome is not None:
-            self._finish(entry, outcome, int((time.monotonic() - begun) * 1e6))
-        if entry.occupied is not None:
             try:
                 await entry.occupied
             finally:
                 self._occupied.discard(entry)
                 self._freed.set()
+
+    async def _outcome(self, entry: Running) -> Outcome | None:
+        lease = entry.lease
+        if lease.ambiguous:
+            try:
+                entry.on_unknown = (await self._ledger.policy(lease.policy_version)).on_unknown
+            except RedriveError as exc:
+                _log.error("policy %d cannot be read: %s", lease.policy_version, exc)
+                return OWN_FAULT
+        return await self._handlers[lease.handler].execute(lease, entry)
 
     def _finish(self, entry: Running, outcome: Outcome, duration_us: int) -> None:
         lease = entry.lease
@@ -258,15 +305,18 @@ class Worker:
                 outcome,
                 0.0 if outcome.kind in _SUCCESS else self._random(),
                 duration_us,
+                delivery_id=lease.delivery_id,
             )
         )
 
-    async def _reap(self) -> None:
+    async def _reap(self, closer: Closer) -> None:
         while True:
             # Spread over the fleet, so that a hundred workers do not look in the same instant.
             await asyncio.sleep(self._settings.reap_s * (0.5 + self._random()))
             try:
                 while await self._ledger.overdue():
+                    # What this worker knows comes first, and while the ledger takes no outcome, nothing is reaped.
+                    await closer.caught_up()
                     u = [self._random() for _ in range(REAP_BATCH)]
                     done = await self._ledger.reap(REAP_BATCH, u, self._routes)
                     if done.expired_leases:
@@ -279,21 +329,31 @@ class Worker:
             except Exception:
                 _log.exception("reaping failed")
 
-    async def _drain(self, closer: Closer) -> None:
+    async def _drain(self, closer: Closer, closing: asyncio.Task[None]) -> None:
         """Bounded time for what is in flight; what never started goes back uncharged; the rest will expire."""
+        end = time.monotonic() + self._settings.drain_s
         for entry in list(self._running.values()):
             if entry.withdraw():
                 entry.drop()
                 self._finish(entry, INTERRUPTED, 0)
-        end = time.monotonic() + self._settings.drain_s
+        receiving, self._receiving = self._receiving, None
+        if receiving is not None:
+            await asyncio.wait({receiving}, timeout=max(1.0, self._settings.drain_s))
+            if receiving.done() and not receiving.cancelled() and receiving.exception() is None:
+                for lease in receiving.result():
+                    self._start(lease, 0.0)
         while self._running and time.monotonic() < end:
             self._freed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._freed.wait(), max(0.0, end - time.monotonic()))
         if self._running:
             _log.warning("%d attempts outlived the drain; their leases will expire", len(self._running))
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(closer.settled(), max(1.0, end - time.monotonic()))
+        settled = asyncio.create_task(closer.settled())
+        try:
+            left = max(1.0, end - time.monotonic())
+            await asyncio.wait({settled, closing}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            settled.cancel()
 
     async def _abandon(self) -> None:
         entries = [*self._running.values(), *self._occupied]

@@ -1,4 +1,4 @@
-"""Heartbeats: a thread that extends leases at a third of their time.
+"""Heartbeats: a thread that extends leases at a third of their time, or sooner.
 
 A thread, so that a handler that blocks the event loop does not lose every lease of the worker with it. It stops
 last of all, after the drain.
@@ -9,12 +9,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 from redrive.errors import RedriveError
 
 _log = logging.getLogger("redrive.worker")
+_BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def lease_clock() -> float:
+    """Seconds that only grow, and grow while the host sleeps where it can tell: a lease ends in its sleep, too."""
+    return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
+
+
+MOST_S: Final = 30.0
+"""Seconds between beats at most: a live worker is always well within ``ports.LIVE_US``, whatever its lease time."""
 
 
 class Held(Protocol):
@@ -23,17 +33,17 @@ class Held(Protocol):
     seq: int
     fence: int
     valid_until: float
-    """Monotonic seconds up to which the lease is certainly this worker's."""
+    """Seconds of :func:`lease_clock` up to which the lease is certainly this worker's."""
     lost: bool
 
 
 class Heart:
-    """Extends what ``held()`` lists, every ``lease_s / 3``."""
+    """Extends what ``held()`` lists, every ``lease_s / 3``, and at least every :data:`MOST_S`."""
 
     def __init__(
         self,
         extend: Callable[[list[tuple[int, int]]], set[int]],
-        held: Callable[[], list[Held]],
+        held: Callable[[], Sequence[Held]],
         lease_s: float,
     ) -> None:
         self._extend = extend
@@ -53,7 +63,7 @@ class Heart:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._lease_s / 3):
+        while not self._stop.wait(min(self._lease_s / 3, MOST_S)):
             try:
                 self.beat()
             except RedriveError as exc:
@@ -63,7 +73,7 @@ class Heart:
 
     def beat(self) -> None:
         """Extend every lease that is held now, and mark those that turn out to be lost."""
-        before = time.monotonic()
+        before = lease_clock()
         held = self._held()
         # A delivery that was reaped and claimed again may be here under two fences: only the later one can be held.
         newest: dict[int, int] = {}

@@ -15,7 +15,18 @@ from typing import Any, Final
 from redrive.domain.delivery import Closed, Lease
 from redrive.domain.envelope import Decoders, Undecodable
 from redrive.domain.identity import attempt_id, to_text
-from redrive.domain.outcome import DELIVERED, NO_OP, Category, Flag, Outcome, OutcomeKind
+from redrive.domain.outcome import (
+    CONFIRM_FAILED,
+    CONFIRMED,
+    DELIVERED,
+    NO_OP,
+    OWN_FAULT,
+    Category,
+    Flag,
+    Outcome,
+    OutcomeKind,
+    ruled_out,
+)
 from redrive.domain.policy import OnUnknown, Policy
 from redrive.domain.ports import LeaseGuard
 from redrive.domain.signals import NoOp, Permanent, Retry, Unknown
@@ -28,8 +39,6 @@ _RAISED: Final = Outcome(OutcomeKind.RETRYABLE, Category.HANDLER_ERROR)
 _TIMED_OUT: Final = Outcome(OutcomeKind.UNKNOWN, Category.HANDLER_TIMEOUT)
 _UNKNOWN: Final = Outcome(OutcomeKind.UNKNOWN, Category.HANDLER_ERROR)
 _LEASE_GONE: Final = object()
-CONFIRMED: Final = Outcome(OutcomeKind.DELIVERED, Category.CONFIRMED, flags=Flag.CONFIRMED)
-CONFIRM_FAILED: Final = Outcome(OutcomeKind.RETRYABLE, Category.CONFIRM_FAILED)
 
 CloseIn = Callable[[Any, Lease, Outcome], Closed]
 CloseInAsync = Callable[[Any, Lease, Outcome], Awaitable[Closed]]
@@ -200,10 +209,18 @@ class JobHandler:
             _log.error("%s: %s", to_text("dlv", lease.delivery_id), exc)
             return _UNDECODABLE
         context = Context(lease, guard, self._close_in, self._close_in_async)
-        if lease.ambiguous and self.confirm is not None and self.policy.on_unknown is OnUnknown.CONFIRM:
-            verdict = await self._ask(context, payload, guard)
-            if verdict is not None:
-                return verdict
+        if guard.on_unknown is not OnUnknown.CONFIRM:
+            return await self._call(context, payload, guard)
+        if self.confirm is None:
+            _log.error("handler %s: its work was promised a confirm function, and there is none here", self.name)
+            return OWN_FAULT
+        verdict = await self._ask(self.confirm, context, payload, guard)
+        if verdict is not None:
+            return verdict
+        outcome = await self._call(context, payload, guard)
+        return None if outcome is None else ruled_out(outcome)
+
+    async def _call(self, context: Context, payload: Any, guard: LeaseGuard) -> Outcome | None:
         if not guard.holds():
             return None
         try:
@@ -299,23 +316,48 @@ class JobHandler:
                 _log.warning("handler %s raised", self.name, exc_info=exc)
         return outcome_of(signal)
 
-    async def _ask(self, context: Context, payload: Any, guard: LeaseGuard) -> Outcome | None:
-        assert self.confirm is not None
+    async def _ask(self, confirm: ConfirmFunction, context: Context, payload: Any, guard: LeaseGuard) -> Outcome | None:
+        """Ask whether an earlier attempt's effect is there; None means that it is not, and the work may run."""
         guard.start()
         try:
-            if is_async(self.confirm):
-                there = await self.confirm(context, payload)
-            else:
-                call = functools.partial(self.confirm, context, payload)
-                there = await asyncio.wrap_future(self._threads().submit(call))
+            async with asyncio.timeout(self.timeout_s) as limit:
+                there = (
+                    confirm(context, payload)
+                    if is_async(confirm)
+                    else await self._asked(confirm, context, payload, guard)
+                )
                 if inspect.isawaitable(there):
                     there = await there
-        except Exception:
-            _log.exception("confirm function of handler %s raised", self.name)
+        except Exception as exc:
+            if limit.expired():
+                _log.error("confirm function of handler %s ran over %g s", self.name, self.timeout_s)
+            else:
+                _log.error("confirm function of handler %s raised", self.name, exc_info=exc)
             return CONFIRM_FAILED
         if there is None:
             return CONFIRM_FAILED
         return CONFIRMED if there else None
+
+    async def _asked(self, confirm: ConfirmFunction, context: Context, payload: Any, guard: LeaseGuard) -> Any:
+        """What a confirm function that is not async returns, from a thread."""
+
+        def call() -> tuple[Any, BaseException | None]:
+            try:
+                return confirm(context, payload), None
+            except BaseException as exc:
+                return None, exc
+
+        job = self._threads().submit(call)
+        future = asyncio.wrap_future(job)
+        try:
+            there, exc = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not job.cancel():
+                guard.occupy(future)
+            raise
+        if exc is not None:
+            raise exc
+        return there
 
 
 class _TimedOut(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -41,10 +42,12 @@ class Threads:
     def close(self) -> None:
         """Start nothing more; threads end when what they run has returned."""
         with self._lock:
-            while not self._queue.empty():
-                item = self._queue.get()
-                if item is not None:
-                    item[0].cancel()
+            # A thread may take the last item at any moment: ask for one, not whether there is one.
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    item = self._queue.get_nowait()
+                    if item is not None:
+                        item[0].cancel()
             for _ in range(self._count):
                 self._queue.put(None)
             self._count = self._idle = 0

@@ -298,7 +298,7 @@ def test_a_disabled_destination_holds_and_age_runs() -> None:
     assert (old.cause, old.hold, old.entry) == (Cause.AGE_EXHAUSTED, Hold.NONE, Entry.DEFERRAL)
 
 
-# ---- late reports (design 2) ------------------------------------------------------------------
+# ---- late reports (contract 2) ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("standing", [d for d in Disposition if d is not Disposition.LEASED])

@@ -35,21 +35,21 @@ CATEGORIES = {
     *("confirm_failed", "undecodable", "unknown_handler"),
     *("worker_lost", "shutdown", "destination_disabled", "own_fault", "age"),
 }
-DESIGN_CATEGORIES = {
+CONTRACT_CATEGORIES = {
     *("dns", "connect", "tls", "timeout_unsent", "timeout_sent", "http_429", "http_5xx", "http_4xx"),
     *("http_3xx", "gone", "forbidden_address", "payload_invalid", "policy", "handler_error", "worker_lost"),
     *("undecodable", "unknown_handler"),
 }
 
 
-def test_outcome_kinds_are_the_designs() -> None:
+def test_outcome_kinds_are_the_contracts() -> None:
     assert tuple(kind.value for kind in OutcomeKind) == KINDS
 
 
 def test_categories_are_closed_and_never_renamed() -> None:
     """A category may be added (here too); one that was ever stored may not go or change."""
     assert {category.value for category in Category} == CATEGORIES
-    assert DESIGN_CATEGORIES <= CATEGORIES
+    assert CONTRACT_CATEGORIES <= CATEGORIES
     assert all(re.fullmatch("[a-z][a-z0-9_]{1,23}", value) for value in CATEGORIES), "safe as a metric label"
     with pytest.raises(ValueError, match="not a valid Category"):
         Category("connection refused by 10.0.0.1")
@@ -72,6 +72,7 @@ def test_numbers_that_are_stored() -> None:
         "RESPONSE_TRUNCATED": 4,
         "CONFIRMED": 8,
         "CLOSED_IN_HANDLER": 16,
+        "RULED_OUT": 32,
     }
 
 
@@ -94,7 +95,7 @@ def test_words_that_are_stored() -> None:
     ]
 
 
-def test_dispositions_show_and_end_as_designed() -> None:
+def test_dispositions_show_and_end_as_the_contract_says() -> None:
     assert [d.label for d in Disposition] == ["waiting", "leased", "delivered", "no_op", "dead", "cancelled"]
     assert [d for d in Disposition if not d.terminal] == [Disposition.WAITING, Disposition.LEASED]
 
@@ -148,4 +149,4 @@ def test_records_are_frozen_and_start_plain() -> None:
         with pytest.raises(AttributeError):
             setattr(record, name, None)
     assert Published(b"e" * 16, Decided.CREATED).deliveries == ()
-    assert Closing._field_defaults == {"min_delay_us": 0}
+    assert Closing._field_defaults == {"min_delay_us": 0, "delivery_id": b""}

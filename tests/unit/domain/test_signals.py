@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from redrive.domain.outcome import Category
-from redrive.domain.policy import MAX_AGE, SECOND
+from redrive.domain.policy import SECOND
 from redrive.domain.signals import NoOp, Permanent, Retry, Signal, Unknown
+from redrive.domain.values import MAX_DURATION_US, duration_us
 from redrive.errors import InvalidInput, RedriveError
 
 ALLOWED = (
@@ -36,11 +37,16 @@ ALLOWED = (
         (timedelta(seconds=2.3), 2_300_000),
         (timedelta(microseconds=1), 1),
         (timedelta(days=1), 86_400 * SECOND),
-        (3660 * 86_400, MAX_AGE),
-        (timedelta(days=3660), MAX_AGE),
+        ("5m", 300 * SECOND),
+        ("1h30m", 5400 * SECOND),
+        ("2.3", 2_300_000),
+        (3650 * 86_400, MAX_DURATION_US),
+        (timedelta(days=3650), MAX_DURATION_US),
     ],
 )
-def test_retry_after_in_seconds_or_a_timedelta(after: float | timedelta | None, microseconds: int | None) -> None:
+def test_retry_after_in_seconds_a_timedelta_or_text(
+    after: float | timedelta | str | None, microseconds: int | None
+) -> None:
     assert Retry(after).after_us == microseconds
     assert Retry(after=after).after_us == microseconds
 
@@ -54,17 +60,28 @@ def test_retry_after_in_seconds_or_a_timedelta(after: float | timedelta | None, 
         float("inf"),
         float("-inf"),
         10**30,
-        3660 * 86_400 + 1,
+        3650 * 86_400 + 1,
+        True,
+        False,
+        "",
+        "soon",
+        "-5s",
+        "99999w",
+        b"5",
+        [5],
         timedelta(seconds=-1),
         timedelta(microseconds=-1),
         timedelta.max,
         timedelta.min,
     ],
 )
-def test_a_wait_that_makes_no_sense_is_refused(after: float | timedelta) -> None:
+def test_a_wait_that_makes_no_sense_is_refused_as_a_delay_is(after: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         Retry(after=after)
     assert caught.value.param == "after"
+    with pytest.raises(InvalidInput) as delay:
+        duration_us(after, "after")
+    assert caught.value.as_dict() == delay.value.as_dict()
 
 
 def test_every_millisecond_of_a_minute_is_kept_exactly() -> None:

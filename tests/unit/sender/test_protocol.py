@@ -430,6 +430,27 @@ def test_a_known_head_gives_the_same_response_again():
     run_rig(test)
 
 
+@pytest.mark.parametrize("length", [1, 2, 30, 40, 5000])
+def test_a_304_that_names_a_length_is_not_taken_for_what_follows(length):
+    """Its head must never be remembered short of the body it does not have."""
+
+    def test(rig: Rig) -> None:
+        silent = b"HTTP/1.1 304 Not Modified\r\nContent-Length: %d\r\n\r\n" % length
+        waiter = rig.start()
+        rig.connection.data_received(silent)
+        assert waiter.result().status == 304
+        if not rig.reusable:
+            return
+        rig.pools.take_idle(rig.pool)
+        head = b"HTTP/1.1 200 OK\r\nX: \r\nContent-Length: 2\r\n\r\nok"
+        same_size = head.replace(b"X: ", b"X: " + b"x" * max(0, len(silent) - len(head)))
+        waiter = rig.start()
+        rig.connection.data_received(same_size)
+        assert waiter.result().status == 200
+
+    run_rig(test)
+
+
 def test_a_known_head_does_not_excuse_a_lower_cap():
     def test(rig: Rig) -> None:
         waiter = rig.start()

@@ -11,7 +11,7 @@ from redrive.errors import EnvironmentMismatch, InvalidInput
 from redrive.ledger.sqlite.clock import LedgerClock
 from redrive.ledger.sqlite.connect import translate
 from redrive.ledger.sqlite.enqueue import tick
-from redrive.ledger.sqlite.statements import sql
+from redrive.ledger.sqlite.statements import arranged, sql
 from redrive.ledger.sqlite.tx import Params, Row, SqlAlchemyTx, Tx
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class CursorTx:
     def _execute(self, statement: str, params: Params) -> sqlite3.Cursor:
         cursor = self.conn.cursor()
         cursor.row_factory = None
-        return cursor.execute(statement, params)
+        return cursor.execute(statement, arranged(statement, params))
 
     def rows(self, statement: str, params: Params = ()) -> list[Row]:
         return self._execute(statement, params).fetchall()
@@ -143,5 +143,7 @@ def _check_environment(tx: Tx, environment: str) -> None:
     (name,) = tx.rows(sql("environment"))[0]
     if name != environment:
         raise EnvironmentMismatch(
-            f"the ledger belongs to environment {name!r}, not {environment!r}", param="environment"
+            f"the ledger belongs to environment {name!r}, not {environment!r}",
+            param="environment",
+            hint="nothing was written; check which ledger, or which configuration, is meant",
         )

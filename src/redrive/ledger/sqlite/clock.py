@@ -15,7 +15,8 @@ ALARM_US: Final = 5_000_000
 """Ledger time this far ahead of the process clock is worth an alarm: somebody's clock was, or is, wrong."""
 
 
-def _wall_us() -> int:
+def wall_us() -> int:
+    """This host's clock, in microseconds UTC."""
     return time.time_ns() // 1000
 
 
@@ -27,7 +28,7 @@ class LedgerClock:
     """One process's view of ledger time. ``wall`` and ``monotonic`` are passed in by tests (microseconds)."""
 
     def __init__(self, wall: Callable[[], int] | None = None, monotonic: Callable[[], int] | None = None) -> None:
-        self._wall = wall or _wall_us
+        self._wall = wall or wall_us
         self._monotonic = monotonic or (wall if wall is not None else _monotonic_us)
         # One tuple, replaced whole: readers and the writer's thread share it.
         self._anchor = (0, self._monotonic())

@@ -118,7 +118,7 @@ def _attempt_row(c: Closing, now: int, worker: int | None, next_at: int | None, 
 
 
 def close_one(tx: Tx, now: int, worker: int | None, c: Closing, policy_of: PolicyOf) -> Closed:
-    """Record one end against the row as it stands: the fence first, then the disposition (design 2)."""
+    """Record one end against the row as it stands: the fence first, then the disposition (contract 2)."""
     found = tx.rows(sql("state_find"), (c.seq,))
     if not found:
         return Closed.MISSING

@@ -71,8 +71,9 @@ def translate(exc: sqlite3.Error, path: Path) -> LedgerError | NotFound:
                 hint="begin the transaction with BEGIN IMMEDIATE, or enqueue before reading",
             )
         return LedgerBusy(
-            f"{where} is locked by another process",
-            hint="trying again is safe; look for a long open write transaction on this file",
+            f"{where} is locked by another write transaction",
+            hint="trying again is safe; look for a long open write transaction on this file, "
+            "and if it is your own, pass its connection as connection=",
         )
     if code == sqlite3.SQLITE_FULL:
         return LedgerFull(f"{where}: no space left", hint="free space; nothing was half-written")

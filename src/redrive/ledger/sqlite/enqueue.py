@@ -11,13 +11,11 @@ from functools import lru_cache
 from typing import Any, Final
 
 from redrive.domain import identity
-from redrive.domain.delivery import Decided, Enqueued, NewDelivery, NewEvent, Published
+from redrive.domain.delivery import REPEATS_LISTED, Decided, Enqueued, NewDelivery, NewEvent, Published
 from redrive.domain.policy import Policy
+from redrive.errors import Conflict
 from redrive.ledger.sqlite.statements import sql
 from redrive.ledger.sqlite.tx import Params, Tx
-
-REPEATS_LISTED: Final = 8
-"""Duplicate and conflicting enqueues of one delivery that are listed singly; further ones are counted."""
 
 
 @lru_cache(maxsize=4096)
@@ -208,6 +206,8 @@ def _published(tx: Tx, now: int, event: NewEvent, *, path: str, producer: str) -
         _repeat(tx, now, seq, delivery_id, same=same, path=path, producer=producer)
         for seq, delivery_id in tx.rows(sql("event_deliveries"), (event_seq,))
     ]
+    if not same and not repeats:
+        count_unlisted_conflicts(tx, 1)
     return Published(event.event_id, Decided.DUPLICATE if same else Decided.CONFLICT, tuple(repeats))
 
 
@@ -230,6 +230,11 @@ def note_conflicts(tx: Tx, now: int, results: Sequence[Enqueued], *, path: str, 
     for result in results:
         if result.decided is Decided.CONFLICT and tx.rows(sql("identity_find"), (result.delivery_id,)):
             _repeat(tx, now, result.seq, result.delivery_id, same=False, path=path, producer=producer)
+
+
+def count_unlisted_conflicts(tx: Tx, count: int) -> None:
+    """Conflicts with events that went to nobody: there is no delivery to list them with."""
+    count_rejections(tx, {Conflict.code: count})
 
 
 def count_rejections(tx: Tx, counts: dict[str, int]) -> None:

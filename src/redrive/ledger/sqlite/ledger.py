@@ -17,7 +17,7 @@ from typing import TypeVar
 from redrive.domain import identity
 from redrive.domain.delivery import Closed, Closing, Lease
 from redrive.domain.policy import Policy
-from redrive.domain.ports import Reaped
+from redrive.domain.ports import LIVE_US, Reaped
 from redrive.errors import EnvironmentMismatch, LedgerCorrupt, LedgerError, LedgerReadOnly
 from redrive.ledger import migrate
 from redrive.ledger.sqlite import close as closing
@@ -31,8 +31,6 @@ from redrive.ledger.sqlite.writer import Operation, Writer
 
 T = TypeVar("T")
 _READERS = 4
-_LIVE_US = 120_000_000
-"""A worker seen within this many microseconds counts as live."""
 
 
 def create(url: str, environment: str, clock: LedgerClock | None = None) -> list[migrate.Migration]:
@@ -54,7 +52,7 @@ def create(url: str, environment: str, clock: LedgerClock | None = None) -> list
 
 def _check_environment(conn: sqlite3.Connection, path: Path, environment: str) -> None:
     with translated(path):
-        row = conn.execute(sql("environment_find")).fetchone()
+        row = conn.execute(sql("environment")).fetchone()
     if row is None:
         raise LedgerCorrupt(f"ledger {path} has lost its own name")
     if row[0] != environment:
@@ -183,14 +181,14 @@ class SqliteLedger:
 
         def operation(tx: RawTx, now: int) -> Reaped:
             known = set(own)
-            for (text,) in tx.rows(sql("worker_live"), (now - _LIVE_US,)):
+            for (text,) in tx.rows(sql("worker_live"), (now - LIVE_US,)):
                 known.update((handler, version) for handler, version in json.loads(text))
             return reaping.reap(tx, now, limit, u, frozenset(known), self.policy_in)
 
         return await self.writer.run(operation, "reap")
 
     async def overdue(self) -> bool:
-        """Whether the reaper has anything to do: one cheap read, so that an idle worker writes nothing."""
+        """Whether the reaper has anything to do: one cheap read, so that an idle worker need not write to find out."""
         return await self.read(lambda tx: bool(tx.rows(sql("reap_due"), (self._now_in(tx),))[0][0]))
 
     async def next_due(self, routes: Sequence[tuple[str, int]]) -> int | None:

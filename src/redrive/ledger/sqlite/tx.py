@@ -6,6 +6,8 @@ import sqlite3
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from redrive.ledger.sqlite.statements import arranged
+
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
@@ -29,6 +31,12 @@ class Tx(Protocol):
         ...
 
 
+def _all_arranged(sql: str, rows: Sequence[Params]) -> Sequence[Params]:
+    if getattr(sql, "order", None) is None:
+        return rows
+    return [arranged(sql, row) for row in rows]
+
+
 class RawTx:
     """A transaction on a standard library connection."""
 
@@ -38,13 +46,13 @@ class RawTx:
         self.conn = conn
 
     def rows(self, sql: str, params: Params = ()) -> list[Row]:
-        return self.conn.execute(sql, params).fetchall()
+        return self.conn.execute(sql, arranged(sql, params)).fetchall()
 
     def run(self, sql: str, params: Params = ()) -> int:
-        return self.conn.execute(sql, params).rowcount
+        return self.conn.execute(sql, arranged(sql, params)).rowcount
 
     def many(self, sql: str, params: Sequence[Params]) -> int:
-        return self.conn.executemany(sql, params).rowcount
+        return self.conn.executemany(sql, _all_arranged(sql, params)).rowcount
 
 
 class SqlAlchemyTx:
@@ -56,10 +64,10 @@ class SqlAlchemyTx:
         self.connection = connection
 
     def rows(self, sql: str, params: Params = ()) -> list[Row]:
-        return [tuple(row) for row in self.connection.exec_driver_sql(sql, tuple(params)).fetchall()]
+        return [tuple(row) for row in self.connection.exec_driver_sql(sql, tuple(arranged(sql, params))).fetchall()]
 
     def run(self, sql: str, params: Params = ()) -> int:
-        return self.connection.exec_driver_sql(sql, tuple(params)).rowcount
+        return self.connection.exec_driver_sql(sql, tuple(arranged(sql, params))).rowcount
 
     def many(self, sql: str, params: Sequence[Params]) -> int:
         changed = 0

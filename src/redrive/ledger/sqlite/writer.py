@@ -234,7 +234,7 @@ class Writer:
             _log.warning("checkpoint failed: %s", exc)
 
     def checkpoint(self, conn: sqlite3.Connection) -> bool:
-        """Move the write-ahead log into the file, unless another process is doing it (design 4: one checkpointer)."""
+        """Move the write-ahead log into the file, unless another process is doing it (contract 4: one checkpointer)."""
         lock_path = self._path.with_name(self._path.name + "-checkpoint")
         handle = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

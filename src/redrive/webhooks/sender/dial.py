@@ -82,6 +82,8 @@ class Dialler:
             return self._contexts.get(endpoint.tls)
         except OSError as exc:
             raise DialFailed(key_material_failure(exc)) from None
+        except ValueError:  # a path that no file can have
+            raise _failed(Phase.TLS, Fault.OURS, "key_material") from None
 
     async def _judged(self, endpoint: Endpoint, timeouts: Timeouts, total_at: float) -> list[IPAddress]:
         """The addresses of the host, all of them allowed by the guard."""
@@ -143,7 +145,9 @@ class Dialler:
                     return await self._connect(str(address), endpoint.port, share)
                 return await self._tunnel(endpoint, address, share, timeouts, total_at)
             except DialFailed as exc:
-                failure = exc
+                # What the receiver said counts for more than that we ran out of something at the next address.
+                if failure is None or exc.failure.fault is not Fault.OURS:
+                    failure = exc
                 if loop.time() >= until or exc.failure.fault is Fault.MALFORMED:
                     break
         assert failure is not None  # an answer has at least one address

@@ -8,7 +8,6 @@ endpoint; between endpoints the one that holds the fewest goes first.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import OrderedDict
 from typing import Final
 
@@ -156,7 +155,6 @@ class Pools:
                 connection.close()
                 return
         connection.deadline = now + self._idle_s
-        connection.freed_at = time.monotonic()
         pool.idle.append(connection)
 
     def _is_unfair(self, pool: Pool) -> bool:

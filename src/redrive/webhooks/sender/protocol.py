@@ -16,7 +16,6 @@ import re
 import select
 import socket
 import ssl
-import time
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import httptools
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from redrive.webhooks.sender.pool import Pool, Pools
 
 NEVER: Final = float("inf")
-UNSEEN_S = 0.05
-"""How long a reused connection may have been free before the kernel is asked about it again, in seconds."""
 MAX_INTERIM: Final = 16
 """1xx responses tolerated before a final one."""
 _NO_BODY = frozenset((204, 304))
@@ -82,7 +79,6 @@ class Connection(asyncio.Protocol):
         "_transport",
         "deadline",
         "fault",
-        "freed_at",
         "has_slot",
         "max_age_at",
         "pool",
@@ -98,7 +94,6 @@ class Connection(asyncio.Protocol):
         self.secure = secure
         self.has_slot = False
         self.deadline = NEVER
-        self.freed_at = 0.0
         self.max_age_at = NEVER
         self.served = 0
         self.fault = Fault.LOST
@@ -118,16 +113,8 @@ class Connection(asyncio.Protocol):
         return self._broken
 
     def readable(self) -> bool:
-        """Whether bytes, an EOF or a reset wait in the kernel that the event loop has not seen yet.
-
-        A connection that was reused before, and was free for less than :data:`UNSEEN_S`, is taken at its word: its
-        peer keeps connections alive, and asking the kernel costs as much as the request's own write.
-        """
-        if self._broken is not None:
-            return True
-        if self.served > 1 and time.monotonic() - self.freed_at < UNSEEN_S:
-            return False
-        return bool(self._poll.poll(0))
+        """Whether bytes, an EOF or a reset wait in the kernel that the event loop has not seen yet."""
+        return self._broken is not None or bool(self._poll.poll(0))
 
     def abort(self) -> None:
         """Close at once and give the slot back now. An exchange under way is forgotten: nobody waits."""
@@ -301,8 +288,9 @@ class Connection(asyncio.Protocol):
             self._end(truncated=True, reuse=False)
         elif self._complete:
             reuse = self._keep_alive and not self._extra and self._ends_with_message(data, had_head)
-            if reuse and self._fed == len(data) and self._length and not self._interim:
-                self._known = _Known(data[: len(data) - self._length], len(data), self._status, tuple(self._headers))
+            whole = self._length and self._body_size == self._length  # a 304 may name a length and send no body
+            if reuse and self._fed == len(data) and whole and not self._interim:
+                self._known = _Known(data[: len(data) - self._body_size], len(data), self._status, tuple(self._headers))
             self._end(truncated=False, reuse=reuse and self._is_flushed())
         elif self._extra or self._fed > 8 * request.max_response_body + request.max_response_head + _SLACK:
             self._end(truncated=True, reuse=False)

@@ -123,7 +123,11 @@ def literal_address(host: str) -> str | None:
     (``127.1``, ``2130706433``, ``0x7f000001``, ``0177.0.0.1``): they are judged as what they mean.
     """
     try:
-        return str(ipaddress.ip_address(host))
+        address = ipaddress.ip_address(host)
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None and not address.scope_id:
+            # Python releases differ on how to print these.
+            return f"::ffff:{address.ipv4_mapped}"
+        return str(address)
     except ValueError:
         pass
     try:

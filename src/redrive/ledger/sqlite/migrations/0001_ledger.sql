@@ -1,4 +1,4 @@
--- The ledger, as design 4 splits it: insert-only facts apart from the one narrow, hot, mutable row.
+-- The ledger, as contract 4 splits it: insert-only facts apart from the one narrow, hot, mutable row.
 -- Times are integer microseconds UTC. IDs are the 16 bytes behind dlv_ / evt_ / gen_.
 
 -- What this file is. Single row; the clock never goes below it (it is the highest time ever stored).
@@ -256,8 +256,8 @@ CREATE TABLE audit (
 ) STRICT;
 
 -- Legal moves, whatever the code above believes. Terminal is final; only a new generation leaves dead; a charge
--- is exactly a reservation; a refund is the end of one that did not succeed; a lease keeps its holder; a fence only
--- grows; budgets change only with the generation.
+-- is exactly a reservation, of what is due, not held and within its age; a refund is the end of one that did not
+-- succeed; a lease keeps its holder; a fence only grows; budgets change only with the generation.
 CREATE TRIGGER delivery_state_legal BEFORE UPDATE ON delivery_state
 WHEN (OLD.disposition > 1 AND NOT (OLD.disposition = 4 AND NEW.disposition = 0))
   OR NEW.fence <> OLD.fence + (OLD.disposition = 0 AND NEW.disposition = 1)
@@ -265,8 +265,10 @@ WHEN (OLD.disposition > 1 AND NOT (OLD.disposition = 4 AND NEW.disposition = 0))
   OR (OLD.disposition <> 4 AND NEW.attempt <> OLD.attempt + (OLD.disposition = 0 AND NEW.disposition = 1)
       AND NOT (OLD.disposition = 1 AND NEW.disposition IN (0, 4, 5) AND NEW.attempt = OLD.attempt - 1))
   OR (OLD.disposition = 4 AND NEW.attempt <> 0)
-  OR (NEW.max_attempts <> OLD.max_attempts AND OLD.disposition <> 4)
+  OR (OLD.disposition <> 4 AND (NEW.max_attempts <> OLD.max_attempts OR NEW.deadline_at <> OLD.deadline_at))
   OR (OLD.disposition = 1 AND NEW.disposition = 1 AND NEW.leased_by <> OLD.leased_by)
+  OR (OLD.disposition = 0 AND NEW.disposition = 1 AND (OLD.hold <> 0 OR NEW.hold <> 0
+      OR NEW.started_at < OLD.available_at OR NEW.started_at >= OLD.deadline_at))
 BEGIN
   SELECT RAISE(ABORT, 'redrive: illegal change of a delivery');
 END;

@@ -1,1 +1,0 @@
-SELECT environment FROM ledger
