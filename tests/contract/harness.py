@@ -196,6 +196,10 @@ class Subject(WorkLedger, Protocol):
         """Set columns of a delivery's state row behind the code's back. Raises :class:`Refused`."""
         ...
 
+    async def tamper(self, seq: int, **columns: int | None) -> None:
+        """As :meth:`force`, with the schema's own guard against illegal moves out of the way."""
+        ...
+
     async def rewrite(self, table: str, column: str) -> None:
         """Change a column of every row of a table to another value. Raises :class:`Refused`."""
         ...

@@ -143,7 +143,7 @@ class Desk:
         found = self.ledger.read_sync(
             lambda tx: tx.rows(
                 "SELECT available_at, handler FROM delivery_state JOIN delivery USING (seq)"
-                " WHERE disposition = 0 AND hold = 0 AND seq = coalesce(?1, seq) ORDER BY 1",
+                " WHERE disposition = 0 AND hold = 0 AND seq = coalesce(?, seq) ORDER BY 1",
                 (seq,),
             )
         )
@@ -189,21 +189,21 @@ class Desk:
         def operation(tx: RawTx, now: int) -> None:
             ((generation, raw, policy),) = tx.rows(
                 "SELECT s.generation + 1, d.delivery_id, d.policy_version FROM delivery_state s"
-                " JOIN delivery d USING (seq) WHERE seq = ?1",
+                " JOIN delivery d USING (seq) WHERE seq = ?",
                 (seq,),
             )
             replay, deadline = identity.replay_id(raw, generation), now + HOUR
             tx.run(
-                "INSERT INTO generation VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, NULL, ?8)",
+                "INSERT INTO generation VALUES (?, ?, ?, ?, ?, ?, ?, NULL, ?)",
                 (seq, generation, replay, generation - 1, attempts, deadline, policy, now),
             )
             tx.run(
-                "UPDATE delivery_state SET disposition = 0, generation = ?2, attempt = 0, max_attempts = ?3,"
-                " deadline_at = ?4, available_at = ?5, lane = 2 WHERE seq = ?1",
-                (seq, generation, attempts, deadline, now),
+                "UPDATE delivery_state SET disposition = 0, generation = ?, attempt = 0, max_attempts = ?,"
+                " deadline_at = ?, available_at = ?, lane = 2 WHERE seq = ?",
+                (generation, attempts, deadline, now, seq),
             )
             tx.run(
-                "UPDATE dead_letter SET state = 'redriven' WHERE seq = ?1 AND generation = ?2",
+                "UPDATE dead_letter SET state = 'redriven' WHERE seq = ? AND generation = ?",
                 (seq, generation - 1),
             )
 
@@ -216,7 +216,7 @@ class Desk:
 
 
 def _standing(tx: Tx, seq: int) -> tuple[int, int]:
-    row = tx.rows("SELECT generation, fence FROM delivery_state WHERE seq = ?1", (seq,))[0]
+    row = tx.rows("SELECT generation, fence FROM delivery_state WHERE seq = ?", (seq,))[0]
     return row[0], row[1]
 
 

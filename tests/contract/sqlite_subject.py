@@ -97,7 +97,7 @@ class SqliteSubject(SqliteLedger):
         return await self._rows(Transition, "transition", seq)
 
     async def repeats(self, seq: int) -> tuple[list[Repeat], int, int]:
-        counts = await self._select("SELECT duplicates, conflicts FROM repeat_count WHERE seq = ?1", seq)
+        counts = await self._select("SELECT duplicates, conflicts FROM repeat_count WHERE seq = ?", seq)
         duplicates, conflicts = counts[0] if counts else (0, 0)
         return await self._rows(Repeat, "repeat", seq), duplicates, conflicts
 
@@ -109,9 +109,21 @@ class SqliteSubject(SqliteLedger):
         return count
 
     async def force(self, seq: int, **columns: int | None) -> None:
-        changes = ", ".join(f"{name} = ?{number}" for number, name in enumerate(columns, 2))
-        text = f"UPDATE delivery_state SET {changes} WHERE seq = ?1"
-        await self._abuse(lambda tx: tx.run(text, (seq, *columns.values())))
+        changes = ", ".join(f"{name} = ?" for name in columns)
+        text = f"UPDATE delivery_state SET {changes} WHERE seq = ?"
+        await self._abuse(lambda tx: tx.run(text, (*columns.values(), seq)))
+
+    async def tamper(self, seq: int, **columns: int | None) -> None:
+        changes = ", ".join(f"{name} = ?" for name in columns)
+
+        def operation(tx: RawTx, now: int) -> None:
+            name = "delivery_state_legal"
+            ((text,),) = tx.rows("SELECT sql FROM sqlite_schema WHERE name = ?", (name,))
+            tx.run(f"DROP TRIGGER {name}")
+            assert tx.run(f"UPDATE delivery_state SET {changes} WHERE seq = ?", (*columns.values(), seq)) == 1
+            tx.run(text)
+
+        await self.transact(operation)
 
     async def rewrite(self, table: str, column: str) -> None:
         other = f"CASE typeof({column}) WHEN 'integer' THEN {column} + 1 ELSE {column} || 'x' END"
@@ -138,7 +150,7 @@ class SqliteSubject(SqliteLedger):
     async def _rows(self, kind: type[R], table: str, seq: int) -> list[R]:
         columns = ", ".join(kind._fields)
         order = {"attempt": "fence", "repeat": "number"}.get(table, "rowid")
-        rows = await self._select(f"SELECT {columns} FROM {table} WHERE seq = ?1 ORDER BY {order}", seq)
+        rows = await self._select(f"SELECT {columns} FROM {table} WHERE seq = ? ORDER BY {order}", seq)
         return [kind(*row) for row in rows]
 
 

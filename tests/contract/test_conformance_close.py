@@ -93,7 +93,7 @@ def test_the_deadline_is_read_again_at_the_close(bench: Bench, deadline: int, st
     """Not from the lease that the worker holds: the row may say otherwise by now."""
     made = bench.enqueue()
     lease = bench.lease()
-    bench.force(made.seq, deadline_at=deadline)
+    bench.tamper(made.seq, deadline_at=deadline)
     bench.close(lease, RETRYABLE)
     assert bench.standing(made.seq) is stands
 
@@ -102,7 +102,7 @@ def test_a_deadline_moved_out_meanwhile_lets_the_retry_wait(bench: Bench) -> Non
     short = replace(PATIENT, max_age=3 * SECOND)
     made = bench.enqueue(policy=short)
     lease = bench.lease()
-    bench.force(made.seq, deadline_at=START + DAY)
+    bench.tamper(made.seq, deadline_at=START + DAY)
     bench.close(lease, RETRYABLE)
     assert bench.standing(made.seq) is Disposition.WAITING
 

@@ -245,7 +245,7 @@ def test_what_another_live_worker_can_decode_is_not_undecodable(bench: Bench) ->
 def test_a_worker_long_unseen_or_retired_counts_for_nothing(bench: Bench) -> None:
     newer = bench.join(routes=[("job", 2)])
     made, other = (bench.enqueue(key, envelope_version=2) for key in "ab")
-    bench.force(other.seq, deadline_at=START + 2 * DAY)
+    bench.tamper(other.seq, deadline_at=START + 2 * DAY)
     bench.advance(DAY)
     bench.reap()
     assert bench.dead_letter(made.seq).category == "undecodable"

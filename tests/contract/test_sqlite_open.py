@@ -152,7 +152,7 @@ def test_a_ledger_locked_by_another_process_says_so_and_is_served_afterwards(tmp
 
     with closing(connect(tmp_path / "ledger.db")) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(LedgerBusy, match="locked by another process") as caught:
+        with pytest.raises(LedgerBusy, match="locked by another write transaction") as caught:
             accept()
         assert caught.value.hint is not None
         assert "trying again is safe" in caught.value.hint

@@ -50,7 +50,7 @@ def fill(path: Path, first: int, last: int, due: int) -> None:
 def lease(path: Path, last: int) -> None:
     conn = connect(path)
     conn.execute(
-        "UPDATE delivery_state SET disposition = 1, attempt = 1, fence = 1, leased_by = 1, started_at = 1, "
+        "UPDATE delivery_state SET disposition = 1, attempt = 1, fence = 1, leased_by = 1, started_at = available_at, "
         "leased_until = 1000 + seq WHERE seq <= ?",
         (last,),
     )

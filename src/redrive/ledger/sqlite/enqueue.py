@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 from redrive.domain import identity
 from redrive.domain.delivery import REPEATS_LISTED, Decided, Enqueued, NewDelivery, NewEvent, Published
