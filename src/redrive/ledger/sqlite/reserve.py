@@ -44,9 +44,11 @@ def _due(tx: RawTx, now: int, routes: Sequence[int], limit: int) -> list[tuple[l
             for priority in PRIORITIES:
                 table, payloads = tx.rows(select, (route, priority, now, limit - len(found)))[0]
                 end = 0
-                for row in json.loads(table):
-                    begin, end = end, end + row[15]
-                    found.append((row, payloads[begin:end]))
+                # A damaged row must not keep the others from being claimed: text that is not UTF-8 is read as well as
+                # it can be, and a payload that is gone is handed over empty, so that its hash sends it to quarantine.
+                for row in json.loads(table.decode("utf-8", "replace")):
+                    begin, end = end, end + (row[15] or 0)
+                    found.append((row, (payloads or b"")[begin:end]))
                 if len(found) == limit:
                     return found
     finally:
