@@ -7,10 +7,12 @@ from tests.contract.bench import Bench
 from tests.contract.harness import DELIVERED, NO_OP, PERMANENT, RETRYABLE, START, Refused, event
 
 from redrive.domain.delivery import Disposition
-from redrive.domain.policy import SECOND
+from redrive.domain.policy import DAY, SECOND
 
 WAITING, LEASED, DONE, NOTHING, DEAD, CANCELLED = map(int, Disposition)
 RESERVED = {"disposition": LEASED, "leased_by": 1, "leased_until": START + SECOND, "started_at": START}
+CHARGED = {**RESERVED, "attempt": 2, "fence": 2, "started_at": START + 3600 * SECOND}
+"""A second reservation that would be legal."""
 ENDED: dict[str, int | None] = {"leased_by": None, "leased_until": None, "started_at": None}
 
 
@@ -46,6 +48,11 @@ def placed(bench: Bench, where: Disposition) -> int:
         pytest.param(Disposition.LEASED, {"disposition": WAITING, **ENDED, "attempt": 3}, id="waits-at-max"),
         pytest.param(Disposition.WAITING, {"max_attempts": 9}, id="budget-raised"),
         pytest.param(Disposition.LEASED, {"max_attempts": 2}, id="budget-lowered"),
+        pytest.param(Disposition.WAITING, {"deadline_at": START + 9 * DAY}, id="deadline-moved"),
+        pytest.param(Disposition.LEASED, {"deadline_at": START + 9 * DAY}, id="deadline-moved-while-leased"),
+        pytest.param(Disposition.WAITING, {**CHARGED, "started_at": START}, id="reserved-before-it-is-due"),
+        pytest.param(Disposition.WAITING, {**CHARGED, "started_at": START + DAY}, id="reserved-past-its-age"),
+        pytest.param(Disposition.WAITING, {**CHARGED, "hold": 1}, id="reserved-while-held"),
         pytest.param(Disposition.WAITING, {**RESERVED, "fence": 2}, id="reserved-without-a-charge"),
         pytest.param(Disposition.WAITING, {**RESERVED, "attempt": 2}, id="reserved-without-a-fence"),
         pytest.param(Disposition.WAITING, {**RESERVED, "attempt": 2, "fence": 9}, id="fence-jumps"),
@@ -87,6 +94,12 @@ def test_an_illegal_change_of_a_delivery_is_refused(
     with pytest.raises(Refused):
         bench.force(seq, **change)
     assert bench.everything(seq) == before
+
+
+def test_the_reservation_that_the_refused_ones_differ_from_is_legal(bench: Bench) -> None:
+    seq = placed(bench, Disposition.WAITING)
+    bench.force(seq, **CHARGED)
+    assert bench.standing(seq) is Disposition.LEASED
 
 
 @pytest.mark.parametrize("final", [Disposition.DELIVERED, Disposition.NO_OP, Disposition.CANCELLED])
