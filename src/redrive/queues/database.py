@@ -48,8 +48,8 @@ class DatabaseMechanism:
         """Return when there may be work for ``routes``, or after ``timeout_s``.
 
         A commit elsewhere (our own closes and heartbeats among them) is a reason to look, by reading alone: an idle
-        worker writes nothing. What was due already when nothing could be had (it is past its age budget, and not yet
-        reaped) is no reason for the first 25 ms.
+        worker writes its heartbeats, and an empty claim at each ``timeout_s``. What was due already when nothing could
+        be had (it is past its age budget, and not yet reaped) is no reason for the first 25 ms.
         """
         loop = asyncio.get_running_loop()
         floor = loop.time() + _FLOOR_S
