@@ -517,3 +517,11 @@ def test_an_interpreter_that_does_not_run_is_not_present(tmp_path: Path, monkeyp
     assert pythons.probe(shim, version) is None
     assert pythons.probe(Path(sys.executable), "2.7") is None
     assert pythons.probe(Path(sys.executable), version) is not None
+
+
+def test_every_released_version_has_its_commit_on_record() -> None:
+    root = Path(__file__).parents[2]
+    released = tomllib.loads((root / "releases.toml").read_text())["release"]
+    versions = re.findall(r"^## \[(\d[^\]]*)\] - (\S+)$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert [(one["version"], one["date"]) for one in released] == versions[::-1]
+    assert all(re.fullmatch(r"[0-9a-f]{40}", one["commit"]) for one in released)
