@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from redrive.domain.ports import Handler
 
 _log = logging.getLogger("redrive.worker")
-_HINTS = frozenset({"enqueue", "close_in", "operator"})
+_HINTS = frozenset({"enqueue", "operator"})
 RECONCILE_AGAIN_S = 60.0
 """Seconds between looks for holds and releases that somebody began and did not finish."""
 
