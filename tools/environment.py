@@ -22,6 +22,8 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP = "redrive-setup.json"
+# A script of its own, since the tests ask it too; the sdist has it, and not this folder.
+SERVICES = ROOT / "tests" / "services" / "needs.py"
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"]
 
 
@@ -145,24 +147,33 @@ def fingerprint(pyproject: dict[str, Any], python: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def ensure(base: Path, venv: Path, *, runtime_only: bool = False) -> bool:
+CONTENTS = {
+    "runtime": "the package",
+    "dev": "the package and its development tools",
+    "bench": "the package, its development tools and the peers that it is measured against",
+}
+"""What an environment may hold, each more than the one before."""
+
+
+def ensure(base: Path, venv: Path, *, runtime_only: bool = False, bench: bool = False) -> bool:
     """Bring ``venv`` up to date. False when there was nothing to do. Raises `SetupFailed`."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    wanted = "runtime" if runtime_only else "dev"
+    wanted = "runtime" if runtime_only else "bench" if bench else "dev"
+    enough = list(CONTENTS)[list(CONTENTS).index(wanted) :]
     stamp = venv / STAMP
     python = venv_python(venv)
     if _works(python):
         print_of = fingerprint(pyproject, _version_of(python))
         done = json.loads(stamp.read_text()) if stamp.exists() else {}
-        if print_of in (done.get(wanted), done.get("dev")):
+        if print_of in map(done.get, enough):
             return False
     else:
         make_venv(base, venv)
         print_of, done = fingerprint(pyproject, _version_of(python)), {}
-    what = "the package" if runtime_only else "the package and its development tools"
-    print(f"setup: installing {what} into {venv.name} (Python {_version_of(python)})", flush=True)
+    print(f"setup: installing {CONTENTS[wanted]} into {venv.name} (Python {_version_of(python)})", flush=True)
     stamp.unlink(missing_ok=True)
-    pip_install(venv, ["--editable", "."] if runtime_only else ["--editable", ".[asyncio]", *dev_group(pyproject)])
+    extras = [] if runtime_only else dev_group(pyproject, wanted)
+    pip_install(venv, ["--editable", "." if runtime_only else ".[asyncio,postgres]", *extras])
     done[wanted] = print_of
     with tempfile.NamedTemporaryFile("w", dir=venv, delete=False) as handle:
         json.dump(done, handle)
@@ -179,13 +190,19 @@ def fail(message: str) -> NoReturn:
 def main() -> None:
     """`tools/setup`."""
     parser = argparse.ArgumentParser(prog="tools/setup", description=__doc__)
-    parser.add_argument("--runtime", action="store_true", help="only what a user of the package gets")
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--runtime", action="store_true", help="only what a user of the package gets")
+    amount.add_argument("--services", action="store_true", help="PostgreSQL and the other services of the tests too")
+    amount.add_argument("--bench", action="store_true", help="those, and the peers of the benchmarks")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     options = parser.parse_args()
     try:
-        changed = ensure(Path(sys.executable), options.venv, runtime_only=options.runtime)
+        changed = ensure(Path(sys.executable), options.venv, runtime_only=options.runtime, bench=options.bench)
     except SetupFailed as error:
         fail(str(error))
+    services = [sys.executable, "-I", str(SERVICES), "--install"]
+    if (options.services or options.bench) and subprocess.run(services, check=False).returncode:
+        raise SystemExit(1)
     if changed:
         print(f"setup: ready. Run things with {options.venv.name}/bin/python", flush=True)
 

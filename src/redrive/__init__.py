@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from redrive.domain.signals import NoOp, Permanent, Retry, Unknown
     from redrive.errors import Conflict, InvalidInput, NotFound, RedriveError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "UNIQUE",

@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from redrive.domain import identity
-from redrive.domain.delivery import Decided, Enqueued, NewDelivery, Published
+from redrive.domain.delivery import Decided, Enqueued, NewDelivery, NewEvent, Published
 from redrive.domain.envelope import CURRENT, payload_hash
 from redrive.domain.identity import UNIQUE, Key, Unique
 from redrive.domain.policy import OnUnknown, Policy
 from redrive.domain.values import MAX_DURATION_US, canonical_json, check_label, check_slug, duration_us, utc_us
 from redrive.errors import Conflict, InvalidInput, PayloadTooLarge, RedriveError, UnknownHandler
-from redrive.ledger.sqlite.enqueue import count_rejections
-from redrive.ledger.sqlite.tx import Tx
 from redrive.worker.jobs import JobHandler
 
 WEBHOOK: Final = "webhook"
@@ -87,20 +86,15 @@ class Rejections:
             raise
 
     @contextlib.contextmanager
-    def flushed(self, operation: Callable[[Tx, int], T]) -> Iterator[Callable[[Tx, int], T]]:
-        """``operation``, which also writes the counts; they are kept for the next write if the block raises.
+    def flushed(self) -> Iterator[Mapping[str, int]]:
+        """The counts, for a write that takes them to the ledger; they are kept for the next one if the block raises.
 
         Not for a caller's own transaction: that may be rolled back later, and the counts with it.
         """
         with self._lock:
             counts, self._counts = self._counts, {}
-
-        def counted(tx: Tx, now: int) -> T:
-            count_rejections(tx, counts)
-            return operation(tx, now)
-
         try:
-            yield counted if counts else operation
+            yield counts
         except Exception:  # not a cancelled wait: the write goes on without it
             self._add(counts)
             raise
@@ -115,12 +109,9 @@ def prepare(
     spec: JobSpec, known: JobHandler | None, allow_unknown: bool, max_payload_bytes: int, clock: Callable[[], int]
 ) -> NewDelivery:
     """Check one job completely. ``known`` is this application's handler of that name, if it has one."""
-    name = check_slug(spec.handler, "handler")
-    check_label(spec.tenant, "tenant")
-    if spec.scope is not None:
-        check_label(spec.scope, "scope")
-    if spec.destination != "":
-        check_label(spec.destination, "destination")
+    name = spec.handler
+    names = (name, spec.tenant, spec.scope, spec.destination)
+    (_check_known_names if all(type(text) is str or text is None for text in names) else _check_names)(*names)
     if name == WEBHOOK:
         raise InvalidInput("webhooks are published, not enqueued", param="handler", hint="use publish()")
     if known is None and not allow_unknown:
@@ -158,6 +149,19 @@ def prepare(
         available_at=None if spec.at is None else _at(spec.at, clock),
         key_text=identity.key_text(key),
     )
+
+
+def _check_names(handler: object, tenant: object, scope: object, destination: object) -> None:
+    check_slug(handler, "handler")
+    check_label(tenant, "tenant")
+    if scope is not None:
+        check_label(scope, "scope")
+    if destination != "":
+        check_label(destination, "destination")
+
+
+_check_known_names = lru_cache(maxsize=16_384)(_check_names)
+"""The same few names come with every job; only text is remembered, and a refusal never is."""
 
 
 def _policy(spec: JobSpec, known: JobHandler | None) -> Policy:
@@ -201,12 +205,12 @@ def jobs(specs: Sequence[JobSpec], results: list[Enqueued]) -> list[Job]:
     return [Job(identity.to_text("dlv", result.delivery_id), result.decided is Decided.CREATED) for result in results]
 
 
-def publications(results: Sequence[Published], keys: Sequence[str]) -> list[Publication]:
+def publications(results: list[Published], events: Sequence[NewEvent]) -> list[Publication]:
     """The results for the caller; raises :class:`Conflict` when nothing was accepted because of one."""
-    for result, key in zip(results, keys, strict=True):
+    for result, event in zip(results, events, strict=True):
         if result.decided is Decided.CONFLICT:
             raise Conflict(
-                f"event {key!r} was published before with another type or payload",
+                f"event {event.event_key!r} was published before with another type or payload",
                 param="event_id",
                 hint="nothing was published; a corrected payload is a new event: give it a new event ID",
             )

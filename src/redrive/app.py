@@ -8,26 +8,27 @@ import os
 import random as random_module
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from redrive.accepting import WEBHOOK, Job, JobSpec, Publication, Rejections, jobs, prepare, publications
-from redrive.domain.delivery import Closed, Enqueued, Lease, Published
+from redrive.domain.delivery import Closed, Lease
 from redrive.domain.envelope import CURRENT, Decoder, Decoders
 from redrive.domain.identity import Key, Unique
 from redrive.domain.outcome import Outcome
 from redrive.domain.policy import JOBS, OnUnknown, Policy
 from redrive.domain.signals import NoOp, Permanent, Retry, Unknown
-from redrive.domain.values import check_slug, duration_us
+from redrive.domain.values import check_label, check_slug, duration_us
 from redrive.errors import ConfigError, RedriveError
-from redrive.ledger.sqlite import enqueue as entry
-from redrive.ledger.sqlite import ledger as sqlite_ledger
-from redrive.ledger.sqlite.callers import run_in, run_in_async
-from redrive.ledger.sqlite.clock import LedgerClock, wall_us
-from redrive.ledger.sqlite.close import closing_in
-from redrive.ledger.sqlite.statements import sql
-from redrive.ledger.sqlite.tx import Tx
+from redrive.ledger import opening
+from redrive.ledger.base import Accept, Ledger, Order, Publish
+from redrive.ledger.close import closing_in
+from redrive.ledger.retention import RetentionRules
+from redrive.ledger.sqlite.clock import wall_us
+from redrive.ledger.statements import sql
+from redrive.ledger.tx import Tx
 from redrive.worker.jobs import (
     ConfirmFunction,
     Context,
@@ -42,6 +43,7 @@ from redrive.worker.threads import Threads
 
 if TYPE_CHECKING:
     from redrive.recovery.operations import Operations
+    from redrive.running import Rest
     from redrive.webhooks.destinations import Destinations
     from redrive.webhooks.guard import AddressPolicy
     from redrive.webhooks.handler import Confirm
@@ -58,9 +60,10 @@ class Redrive:
     """An application on one ledger. Making one opens nothing; the first use does.
 
     ``environment`` must be the name that the ledger is stamped with. ``address_policy`` says which addresses
-    webhooks may be sent to beside the public internet on port 443. ``path`` and ``producer`` say on the ledger where
-    an enqueue came from (inside the caller's own transaction the path is ``connection``). ``clock`` (microseconds
-    UTC) and ``random`` are for tests.
+    webhooks may be sent to beside the public internet on port 443. ``retention``, for example
+    ``{"delivered": "90d"}``, lets workers take what ended that long ago; without it all is kept. ``path`` and
+    ``producer`` say on the ledger where an enqueue came from (inside the caller's own transaction the path is
+    ``connection``). ``clock`` (microseconds UTC) and ``random`` are for tests.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Redrive:
         worker: WorkerSettings | None = None,
         max_payload_bytes: int = MIB,
         address_policy: AddressPolicy | None = None,
+        retention: RetentionRules | Mapping[str, Any] | None = None,
         producer: str | None = None,
         path: str = "library",
         clock: Callable[[], int] | None = None,
@@ -84,11 +88,15 @@ class Redrive:
         self.worker_settings = worker or WorkerSettings()
         self.max_payload_bytes = max_payload_bytes
         self.path = check_slug(path, "path")
+        if producer is not None:
+            check_label(producer, "producer")
         self.producer = producer or f"{socket.gethostname()}:{os.getpid()}"
         self._clock = clock
         self._random = random or random_module.Random(secrets.randbits(128)).random  # noqa: S311 - spreads retries, guards nothing
         self._guard = address_policy
-        self._ledger: sqlite_ledger.SqliteLedger | None = None
+        self.retention = None if retention is None else RetentionRules.parse(retention)
+        self._ledger: Ledger | None = None
+        self._opening = threading.Lock()
         self._handlers: dict[str, JobHandler] = {}
         self._confirms: dict[str, Confirm] = {}
         self._pool: Threads | None = None
@@ -100,15 +108,19 @@ class Redrive:
     def init(self) -> list[str]:
         """Create the ledger, or bring it to this release's schema; returns the names of the steps applied."""
         self.close()
-        steps = sqlite_ledger.create(self.url, self.environment, LedgerClock(self._clock))
+        steps = opening.create(self.url, self.environment, self._clock)
         return [f"{step.version:04}_{step.name}" for step in steps]
 
     @property
-    def ledger(self) -> sqlite_ledger.SqliteLedger:
+    def ledger(self) -> Ledger:
         """The opened ledger. Raises a :class:`~redrive.errors.LedgerError` that says what is wrong with it."""
-        if self._ledger is None:
-            self._ledger = sqlite_ledger.SqliteLedger(self.url, self.environment, LedgerClock(self._clock))
-        return self._ledger
+        ledger = self._ledger
+        if ledger is None:
+            with self._opening:  # two threads' first calls must not open two
+                ledger = self._ledger
+                if ledger is None:
+                    ledger = self._ledger = opening.open_ledger(self.url, self.environment, self._clock)
+        return ledger
 
     def close(self) -> None:
         """Finish queued writes and close the ledger. The object can be used again afterwards."""
@@ -125,8 +137,8 @@ class Redrive:
                 # What cannot be counted now is kept: it must not hide the error that a ``with`` block ends with.
                 with contextlib.suppress(RedriveError):
                     if self.rejections:
-                        with self.rejections.flushed(lambda tx, now: None) as counted:
-                            ledger.transact_sync(counted, "count")
+                        with self.rejections.flushed() as counts:
+                            ledger.take(Accept(self.path, self.producer, ()), counts)
             finally:
                 ledger.close()
 
@@ -296,10 +308,7 @@ class Redrive:
         self, specs: Sequence[JobSpec], *, connection: Any = None, allow_unknown: bool = False
     ) -> list[Job]:
         """Accept jobs in one transaction: all of them, or, on any error or conflict, none."""
-        operation = self._accepting(specs, allow_unknown, connection)
-        if connection is None:
-            return jobs(specs, self._write(operation))
-        return jobs(specs, self._in_caller(connection, operation))
+        return jobs(specs, self._take(self._accepting(specs, allow_unknown, connection), connection))
 
     async def enqueue_async(self, handler: str, payload: Any = None, **arguments: Any) -> Job:
         """As :meth:`enqueue`, without blocking the event loop; ``connection`` may be an async SQLAlchemy one."""
@@ -312,24 +321,15 @@ class Redrive:
         self, specs: Sequence[JobSpec], *, connection: Any = None, allow_unknown: bool = False
     ) -> list[Job]:
         """As :meth:`enqueue_many`, without blocking the event loop."""
-        operation = self._accepting(specs, allow_unknown, connection)
-        if connection is None:
-            return jobs(specs, await self._write_async(operation))
-        return jobs(specs, await self._in_caller_async(connection, operation))
+        order = self._accepting(specs, allow_unknown, connection)
+        return jobs(specs, await self._take_async(order, connection))
 
-    def _accepting(
-        self, specs: Sequence[JobSpec], allow_unknown: bool, connection: Any
-    ) -> Callable[[Tx, int], list[Enqueued]]:
+    def _accepting(self, specs: Sequence[JobSpec], allow_unknown: bool, connection: Any) -> Accept:
         clock, limit, known = self._clock or wall_us, self.max_payload_bytes, self._handlers
         items = self.rejections.noting(
             lambda: [prepare(spec, known.get(spec.handler), allow_unknown, limit, clock) for spec in specs]
         )
-        path = self._path_of(connection)
-
-        def operation(tx: Tx, now: int) -> list[Enqueued]:
-            return entry.accept_all(tx, now, items, path=path, producer=self.producer)
-
-        return operation
+        return Accept(self._path_of(connection), self.producer, items)
 
     # Publish.
 
@@ -358,10 +358,8 @@ class Redrive:
 
     def publish_many(self, events: Sequence[Event], *, connection: Any = None) -> list[Publication]:
         """Accept events in one transaction: all of them, or, on any error or conflict, none."""
-        operation, keys = self._publishing(events, connection)
-        if connection is None:
-            return publications(self._write(operation), keys)
-        return publications(self._in_caller(connection, operation), keys)
+        order = self._publishing(events, connection)
+        return publications(self._take(order, connection), order.events)
 
     async def publish_async(
         self, event_type: str, payload: Any, *, connection: Any = None, **arguments: Any
@@ -374,53 +372,60 @@ class Redrive:
 
     async def publish_many_async(self, events: Sequence[Event], *, connection: Any = None) -> list[Publication]:
         """As :meth:`publish_many`, without blocking the event loop."""
-        operation, keys = self._publishing(events, connection)
-        if connection is None:
-            return publications(await self._write_async(operation), keys)
-        return publications(await self._in_caller_async(connection, operation), keys)
+        order = self._publishing(events, connection)
+        return publications(await self._take_async(order, connection), order.events)
 
-    def _publishing(
-        self, events: Sequence[Event], connection: Any
-    ) -> tuple[Callable[[Tx, int], list[Published]], list[str]]:
+    def _publishing(self, events: Sequence[Event], connection: Any) -> Publish:
         from redrive.webhooks import publish
         from redrive.webhooks.catalog import FanOut
 
-        fan_out = self._fan_out = self._fan_out or FanOut()
+        fan_out = self._fan_out = self._fan_out or publish.fanning_out(FanOut())
         prepared = self.rejections.noting(
             lambda: [publish.prepare(event, secrets.token_bytes(16), self.max_payload_bytes) for event in events]
         )
+        return Publish(self._path_of(connection), self.producer, prepared, fan_out)
 
-        path = self._path_of(connection)
+    def _take(self, order: Order[T], connection: Any) -> T:
+        if connection is not None:
+            return self.ledger.take_in(connection, order)
+        with self.rejections.flushed() as counts:
+            return self.ledger.take(order, counts)
 
-        def operation(tx: Tx, now: int) -> list[Published]:
-            return publish.publish_all(tx, now, prepared, fan_out, path=path, producer=self.producer)
-
-        return operation, [event.event_key for event in prepared]
-
-    def _write(self, operation: Callable[[Tx, int], T]) -> T:
-        with self.rejections.flushed(operation) as counted:
-            return self.ledger.transact_sync(counted, "enqueue")
-
-    async def _write_async(self, operation: Callable[[Tx, int], T]) -> T:
-        with self.rejections.flushed(operation) as counted:
-            return await self.ledger.transact(counted, "enqueue")
+    async def _take_async(self, order: Order[T], connection: Any) -> T:
+        if connection is not None:
+            return await self.ledger.take_in_async(connection, order)
+        with self.rejections.flushed() as counts:
+            return await self.ledger.take_async(order, counts)
 
     def _path_of(self, connection: Any) -> str:
         return self.path if connection is None else "connection"
 
     # Work.
 
-    def run(self, *, until_idle: bool = False) -> None:
-        """Work in this process until SIGTERM or SIGINT, or until nothing of these handlers is left to do."""
+    def run(
+        self, *, until_idle: bool = False, burst: bool = False, linger: float | timedelta | str = 0.0
+    ) -> Rest | None:
+        """Work in this process until SIGTERM or SIGINT, or until nothing of these handlers is left to do.
+
+        A ``burst`` ends once nothing is due and nothing runs here, and that for ``linger`` (seconds, or as ``30s``);
+        work that waits for a later time does not keep it. It returns when the next is due; otherwise None is returned.
+        """
         from redrive.running import run
 
-        run(self, until_idle=until_idle)
+        return run(self, until_idle=until_idle, burst=burst, linger=linger)
 
-    async def work(self, *, until_idle: bool = False, stop: asyncio.Event | None = None) -> None:
+    async def work(
+        self,
+        *,
+        until_idle: bool = False,
+        burst: bool = False,
+        linger: float | timedelta | str = 0.0,
+        stop: asyncio.Event | None = None,
+    ) -> Rest | None:
         """As :meth:`run`, in the caller's event loop; set ``stop`` to drain and return. Installs no signal handlers."""
         from redrive.running import work
 
-        await work(self, until_idle=until_idle, stop=stop)
+        return await work(self, until_idle=until_idle, burst=burst, linger=linger, stop=stop)
 
     # Effects in the ledger's own database.
 
@@ -429,18 +434,10 @@ class Redrive:
         return closing_in(lease, outcome, self._random(), duration_us, self.ledger.policy_in)
 
     def _close_in(self, connection: Any, lease: Lease, outcome: Outcome) -> Closed:
-        return self._in_caller(connection, self._closing(lease, outcome))
+        return self.ledger.run_in(connection, self._closing(lease, outcome))
 
     async def _close_in_async(self, connection: Any, lease: Lease, outcome: Outcome) -> Closed:
-        return await self._in_caller_async(connection, self._closing(lease, outcome))
+        return await self.ledger.run_in_async(connection, self._closing(lease, outcome))
 
     async def _was_closed(self, lease: Lease) -> bool:
         return await self.ledger.read(lambda tx: bool(tx.rows(sql("attempt_find"), (lease.seq, lease.fence))))
-
-    def _in_caller(self, connection: Any, operation: Callable[[Tx, int], T]) -> T:
-        ledger = self.ledger
-        return run_in(connection, ledger.path, self.environment, ledger.clock, operation)
-
-    async def _in_caller_async(self, connection: Any, operation: Callable[[Tx, int], T]) -> T:
-        ledger = self.ledger
-        return await run_in_async(connection, ledger.path, self.environment, ledger.clock, operation)

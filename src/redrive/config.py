@@ -10,8 +10,9 @@ The first layer that says something wins:
 
 Within a file, the table ``[profile.NAME]`` (``[tool.redrive.profile.NAME]`` in ``pyproject.toml``) lies over the
 rest when ``--profile NAME`` or ``REDRIVE_PROFILE`` chooses it. A setting that a layer does not mention is unset
-there, which is not the same as a default. No setting holds a secret: secrets are references on destinations, and a
-``REDRIVE_`` variable with ``SECRET`` in its name is theirs. Every other unknown one is an error.
+there, which is not the same as a default. No setting is shown with a secret: secrets are references on destinations, a
+``REDRIVE_`` variable with ``SECRET`` in its name is theirs, and a password in the ledger's URL is left out. Every other
+unknown one is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from redrive.domain.values import check_label, check_slug, duration_us
 from redrive.errors import ConfigError, InvalidInput
-from redrive.ledger.sqlite.connect import path_of
+from redrive.ledger.opening import check_url
+from redrive.ledger.retention import RetentionRules
 from redrive.webhooks.guard import AddressPolicy
 from redrive.worker.settings import WorkerSettings
 
@@ -43,8 +45,11 @@ AS_SLOTS: Final = "slots"
 _PREFIX: Final = "REDRIVE_"
 _ABOUT_CONFIG: Final = frozenset({"REDRIVE_CONFIG", "REDRIVE_PROFILE", "REDRIVE_FAILPOINT"})
 _UNITS: Final = {"": 1, "B": 1, "KIB": 1024, "MIB": MIB, "KB": 1000, "MB": 1_000_000}
-_YES: Final = frozenset({"1", "true", "yes", "on"})
-_NO: Final = frozenset({"0", "false", "no", "off"})
+_WORDS: Final = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+_TABLES: Final = frozenset({"retention"})
 _OTHER_NAMES: Final = {
     "allow_private": "allowed_private",
     "application": "app",
@@ -81,12 +86,13 @@ class Settings:
     """Every setting, checked. Lengths of time are seconds, sizes bytes.
 
     ``app`` is ``module:attribute`` of a :class:`~redrive.app.Redrive`. ``threads`` that are None, written ``slots``,
-    are as many as there are slots. ``allowed_private`` (CIDRs),
-    ``allowed_ports`` and ``allow_http`` are what the address guard allows beside public HTTPS. ``tenant`` and
-    ``actor`` are what commands use where none is given. ``origins`` says where each value came from.
+    are as many as there are slots. ``allowed_private`` (CIDRs), ``allowed_ports`` and ``allow_http`` are what the
+    address guard allows beside public HTTPS. ``retention``, a table in a file and ``delivered=90d, no_op=7d``
+    elsewhere, says how long what has ended is kept. ``tenant`` and ``actor`` are what commands use where none is given.
+    ``origins`` says where each value came from.
     """
 
-    ledger: str = "sqlite:///redrive.db"
+    ledger: str = field(default="sqlite:///redrive.db", repr=False)  # a URL may hold a password
     environment: str = "development"
     app: str | None = None
     slots: int = 100
@@ -100,6 +106,7 @@ class Settings:
     allowed_private: tuple[str, ...] = ()
     allowed_ports: tuple[int, ...] = (443,)
     allow_http: bool = False
+    retention: RetentionRules | None = None
     tenant: str = "default"
     actor: str = field(default_factory=default_actor)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -116,6 +123,7 @@ class Settings:
         """(name, value, origin) of each setting, in the order of the documentation; values as a file would say them."""
         for name in NAMES:
             value = getattr(self, name)
+            value = str(value) if isinstance(value, RetentionRules) else value
             yield name, AS_SLOTS if name == "threads" and value is None else value, self.origin(name)
 
     def with_value(self, name: str, value: Any, origin: str) -> Settings:
@@ -265,7 +273,7 @@ def _file_layer(shown: str, table: str, values: Mapping[str, Any]) -> _Layer:
     for name, value in values.items():
         if name not in NAMES:
             _unknown(f"{where}: {name!r}", name, str)
-        if isinstance(value, dict):
+        if isinstance(value, dict) and name not in _TABLES:
             raise ConfigError(f"{where}: {name} must be a value, not a table", param=name)
     return _Layer(values, lambda name: where, False)
 
@@ -321,7 +329,7 @@ def _text(raw: Any) -> str:
 
 
 def _ledger(raw: Any, text: bool) -> str:
-    path_of(_text(raw))
+    check_url(_text(raw))
     return str(raw)
 
 
@@ -342,17 +350,7 @@ def _integer(raw: Any, text: bool) -> int:
 
 def _boolean(raw: Any, text: bool) -> bool:
     if text and isinstance(raw, str):
-        known = {
-            "1": True,
-            "true": True,
-            "yes": True,
-            "on": True,
-            "0": False,
-            "false": False,
-            "no": False,
-            "off": False,
-        }
-        raw = known.get(raw.lower(), raw)
+        raw = _WORDS.get(raw.lower(), raw)
     if not isinstance(raw, bool):
         raise _Expected("true or false")
     return raw
@@ -441,6 +439,7 @@ _READERS: Final[Mapping[str, Callable[[Any, bool], Any]]] = {
     "allowed_private": _networks,
     "allowed_ports": _ports,
     "allow_http": _boolean,
+    "retention": lambda raw, text: RetentionRules.parse(raw),
     "tenant": lambda raw, text: check_label(raw, "tenant"),
     "actor": lambda raw, text: check_label(raw, "actor"),
 }

@@ -17,6 +17,7 @@
         ├── EnvironmentMismatch   the ledger belongs to another environment
         ├── LedgerReadOnly        the ledger cannot be written
         ├── LedgerBusy            another process held the ledger for longer than the wait
+        ├── LedgerUnavailable     the ledger's server cannot be reached now
         ├── LedgerFull            no space left for the ledger
         └── LedgerCorrupt         the ledger's contents contradict themselves
 
@@ -142,6 +143,12 @@ class LedgerBusy(LedgerError):
     """Another process held the ledger's write lock for longer than the wait. Trying again is safe."""
 
     code = "ledger_busy"
+
+
+class LedgerUnavailable(LedgerError):
+    """The ledger's server cannot be reached, or turns connections away. Trying again is safe."""
+
+    code = "ledger_unavailable"
 
 
 class LedgerFull(LedgerError):

@@ -58,5 +58,7 @@ def _arm(spec: str) -> Callable[[str], None]:
 
 
 _SPEC = os.environ.get("REDRIVE_FAILPOINT")
+ARMED = bool(_SPEC)
+"""Whether any failpoint is armed in this process."""
 hit: Callable[[str], None] = _arm(_SPEC) if _SPEC else _disarmed
 """Pass the failpoint ``name``."""

@@ -18,6 +18,7 @@ from typing import Any
 from redrive import Policy, Redrive
 from redrive.app import JobSpec
 from redrive.domain.delivery import Closed, Closing, Lease
+from redrive.domain.ports import Extended
 from redrive.ledger.records import AttemptView, DeadLetterView, DeliveryView
 from redrive.ledger.sqlite.ledger import SqliteLedger
 from redrive.webhooks.guard import AddressPolicy
@@ -184,7 +185,7 @@ class Faulty:
         self._check("overdue")
         return await self._ledger.overdue()
 
-    def extend_sync(self, *arguments: Any) -> set[int]:
+    def extend_sync(self, *arguments: Any) -> Extended:
         self._check("extend_sync")
         return self._ledger.extend_sync(*arguments)
 

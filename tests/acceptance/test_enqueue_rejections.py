@@ -91,7 +91,7 @@ def test_a_count_whose_transaction_failed_is_written_by_a_later_one(
             app.publish("not a type", {}, event_id=1)
         with monkeypatch.context() as patch:
             patch.setattr("redrive.ledger.sqlite.enqueue.accept_all", fail)
-            patch.setattr("redrive.webhooks.publish.publish_all", fail)
+            patch.setattr("redrive.ledger.sqlite.enqueue.publish_all", fail)
             for _ in range(2):
                 with pytest.raises(LedgerBusy):
                     write(1)

@@ -69,6 +69,16 @@ def test_the_ten_lines_do_what_they_say(tmp_path: Path, environ: dict[str, str])
     assert re.fullmatch(r"mail to Ada on attempt 2 of dlv_[0-9a-z]{26}\n", printed), printed
 
 
+def test_the_move_to_a_server_is_another_url(tmp_path: Path, environ: dict[str, str], database: str) -> None:
+    (code,) = blocks("In ten lines", "python")
+    moved, replaced = re.subn(r'Redrive\("sqlite:[^"]*"\)', f'Redrive("{database}")', code)
+    assert replaced == 1
+    (tmp_path / "example.py").write_text(moved)
+    printed = shell("python -W error example.py", tmp_path, environ)
+    assert re.fullmatch(r"mail to Ada on attempt 2 of dlv_[0-9a-z]{26}\n", printed), printed
+    assert list(tmp_path.glob("*.db")) == []
+
+
 def test_the_quickstart_delivers_a_signed_webhook(tmp_path: Path, environ: dict[str, str]) -> None:
     section = "Send a signed webhook in five minutes"
     port = str(free_port())  # the only change: 8000 may be somebody else's here

@@ -34,6 +34,7 @@ from tests.acceptance.engine_support import (
 )
 
 from redrive import Context, Policy, Redrive
+from redrive.domain.ports import Extended
 from redrive.worker.heart import Heart, Held
 from redrive.worker.settings import WorkerSettings
 
@@ -204,9 +205,9 @@ def test_the_heart_extends_a_delivery_under_its_newest_fence_only() -> None:
     old, new, gone = Lease(1, 1), Lease(1, 2), Lease(2, 1)
     asked: list[list[tuple[int, int]]] = []
 
-    def extend(leases: list[tuple[int, int]]) -> set[int]:
+    def extend(leases: list[tuple[int, int]]) -> Extended:
         asked.append(sorted(leases))
-        return {2}
+        return Extended({2})
 
     held: list[Held] = [new, old, gone]
     before = time.monotonic()

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
 import random
-import sqlite3
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from redrive.domain import identity
-from redrive.domain.delivery import Closed, Closing, Disposition, Enqueued, Hold, Lease, NewDelivery, NewEvent
+from redrive.domain.delivery import Closed, Closing, Disposition, Enqueued, Lease, NewDelivery, NewEvent
 from redrive.domain.envelope import payload_hash
 from redrive.domain.outcome import Category, Flag, Outcome, OutcomeKind
 from redrive.domain.policy import HOUR, SECOND, Jitter, Policy
-from redrive.ledger.sqlite import close, enqueue, reap, registry, reserve
-from redrive.ledger.sqlite.clock import LedgerClock
-from redrive.ledger.sqlite.ledger import SqliteLedger, create
-from redrive.ledger.sqlite.statements import sql
-from redrive.ledger.sqlite.tx import RawTx, Tx
+from redrive.ledger import registry
+from redrive.ledger.base import Accept, Publish
+from redrive.ledger.entries import State
+from redrive.ledger.opening import create, open_ledger
+from redrive.ledger.sqlite import reserve
+from redrive.ledger.statements import sql
+from redrive.ledger.tx import Tx
 
 START = 1_800_000_000 * SECOND
 POLICY = Policy(max_attempts=3, max_age=HOUR, base=2 * SECOND, jitter=Jitter.NONE)
@@ -37,19 +43,40 @@ ROUTES = (("job", 1), ("webhook", 1))
 class Desk:
     """One process at a ledger. Times are microseconds; ``now`` is both the host's clock and the ledger's."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, where: Path | str) -> None:
+        self.path = where if isinstance(where, Path) else Path()
         self.now = START
-        self.url = f"sqlite:///{path}"
-        create(self.url, "test", self.clock())
-        self.ledger = SqliteLedger(self.url, "test", self.clock())
+        self.url = f"sqlite:///{where}" if isinstance(where, Path) else where
+        create(self.url, "test", self.clock)
+        self.ledger: Any = open_ledger(self.url, "test", self.clock)
         self.worker = self.register("w1")
 
-    def clock(self) -> LedgerClock:
-        return LedgerClock(wall=lambda: self.now)
+    @property
+    def dialect(self) -> str:
+        return self.url.partition(":")[0]
+
+    def clock(self) -> int:
+        return self.now
 
     def close(self) -> None:
         self.ledger.close()
+
+    def text(self, statement: str) -> str:
+        """A statement with ``?`` and with ``@`` before each table, as this ledger wants it."""
+        if self.dialect == "sqlite":
+            return statement.replace("@", "")
+        number = itertools.count(1)
+        return re.sub(r"\?", lambda _: f"${next(number)}", statement).replace("@", "{schema}.")
+
+    def ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows of a statement; see :meth:`text`."""
+        rows: list[tuple[Any, ...]] = self.ledger.read_sync(lambda tx: tx.rows(self.text(statement), values))
+        return rows
+
+    def change(self, statement: str, *values: Any) -> int:
+        """Run a statement; see :meth:`text`. How many rows it changed."""
+        count: int = self.ledger.transact_sync(lambda tx, now: tx.run(self.text(statement), values))
+        return count
 
     def pass_time(self, us: int) -> None:
         self.now += us
@@ -76,13 +103,12 @@ class Desk:
         )
 
     def enqueue(self, key: str, body: bytes = b"{}", **more: Any) -> Enqueued:
-        items = [self.item(key, body, **more)]
-        return self.ledger.transact_sync(
-            lambda tx, now: enqueue.accept(tx, now, items, path="library", producer="tests")
-        )[0]
+        made: list[Enqueued] = self.ledger.take(Accept("library", "tests", [self.item(key, body, **more)]), {})
+        return made[0]
 
     def publish(self, key: str, destinations: Sequence[str], event_type: str = "order.paid", **more: Any) -> list[int]:
         tenant, body = more.pop("tenant", "acme"), more.pop("body", b'{"n":1}')
+        policy, scope = more.get("policy", POLICY), more.get("scope")
         digest, event = payload_hash(JSON, body), identity.event_id(tenant, key)
         fan_out = [
             NewDelivery(
@@ -90,19 +116,31 @@ class Desk:
                 "webhook",
                 tenant,
                 destination,
-                more.get("policy", POLICY),
+                policy,
                 digest,
                 None,
-                scope=more.get("scope"),
+                scope=scope,
                 key_text=key,
             )
             for destination in destinations
         ]
+        if self.dialect == "postgresql":
+            self._subscribe(tenant, destinations, event_type, policy, scope)
         new = NewEvent(event, key, event_type, tenant, body, digest, JSON)
-        made = self.ledger.transact_sync(
-            lambda tx, now: enqueue.accept_events(tx, now, [(new, fan_out)], path="library", producer="tests")
-        )[0]
+        made = self.ledger.take(Publish("library", "tests", [new], lambda tx, events: [fan_out]), {})[0]
         return [delivery.seq for delivery in made.deliveries]
+
+    def _subscribe(self, tenant: str, names: Sequence[str], event_type: str, policy: Policy, scope: str | None) -> None:
+        """For a ledger that fans out by itself: exactly these destinations are there."""
+
+        def operation(tx: Tx, now: int) -> None:
+            tx.run(self.text("DELETE FROM @subscription"))
+            tx.run(self.text("DELETE FROM @destination"))
+            for name in names:
+                row = (name, tenant, name, scope, "https://example.com/", 1, "{}", None, None, now, now)
+                assert registry.insert(tx, registry.DestinationRow(*row), [event_type], policy)
+
+        self.ledger.transact_sync(operation)
 
     # -- workers
 
@@ -110,9 +148,19 @@ class Desk:
         self, limit: int = 1, lease_us: int = 30 * SECOND, routes: Sequence[tuple[str, int]] = ROUTES
     ) -> list[Lease]:
         numbers = [identity.route_of(*route) for route in routes]
-        return self.ledger.transact_sync(
-            lambda tx, now: reserve.reserve(tx, now, self.worker, numbers, limit, lease_us)
-        )
+
+        def operation(tx: Any, now: int) -> list[Lease]:
+            if tx.dialect == "sqlite":
+                return reserve.reserve(tx, now, self.worker, numbers, limit, lease_us)
+            array = "{" + ",".join(map(str, numbers)) + "}"
+            lows = "{" + ",".join("0" for _ in numbers) + "}"
+            return [
+                Lease._make(row[:-1])
+                for row in tx.rows(sql("reserve"), (self.worker, array, lows, limit, lease_us, 0, False))
+            ]
+
+        leases: list[Lease] = self.ledger.transact_sync(operation)
+        return leases
 
     def closing(self, lease: Lease, outcome: Outcome, u: float = 0.5) -> Closing:
         return Closing(
@@ -131,22 +179,22 @@ class Desk:
         return self.end_all([self.closing(lease, outcome)])[0]
 
     def end_all(self, closings: Sequence[Closing]) -> list[Closed]:
-        return self.ledger.transact_sync(
-            lambda tx, now: close.close(tx, now, self.worker, closings, self.ledger.policy_in)
-        )
+        closed: list[Closed] = asyncio.run(self.ledger.close_attempts(self.worker, closings))
+        return closed
 
     def attempt(self, outcome: Outcome, seq: int | None = None) -> Lease:
         """Move time to when it is due, reserve it, spend 10 ms, and end it as ``outcome``.
 
         With ``seq`` that delivery, which has to be the first of its handler; else whatever is due first.
         """
-        found = self.ledger.read_sync(
-            lambda tx: tx.rows(
-                "SELECT available_at, handler FROM delivery_state JOIN delivery USING (seq)"
-                " WHERE disposition = 0 AND hold = 0 AND seq = coalesce(?, seq) ORDER BY 1",
-                (seq,),
+        found = [
+            row
+            for row in self.ask(
+                "SELECT s.available_at, d.handler, s.seq FROM @delivery_state s JOIN @delivery d ON d.seq = s.seq"
+                " WHERE s.disposition = 0 AND s.hold = 0 ORDER BY 1"
             )
-        )
+            if seq in (None, row[2])
+        ]
         self.now = max(self.now, found[0][0])
         (lease,) = self.reserve(routes=ROUTES if seq is None else [(found[0][1], 1)])
         assert seq in (None, lease.seq)
@@ -159,65 +207,65 @@ class Desk:
             self.attempt(outcome, seq)
 
     def reap(self) -> None:
-        self.ledger.transact_sync(
-            lambda tx, now: reap.reap(tx, now, 100, [0.5], frozenset(ROUTES), self.ledger.policy_in)
-        )
+        asyncio.run(self.ledger.reap(100, [0.5], ROUTES))
 
     # -- operators
 
     def cancel(self, seq: int) -> None:
-        def operation(tx: RawTx, now: int) -> None:
+        def operation(tx: Tx, now: int) -> None:
             done = tx.run(sql("cancel_waiting"), (seq,))
             kind = "cancelled" if done else "cancel_requested"
             if done or tx.run(sql("cancel_request"), (seq,)):
-                generation, fence = _standing(tx, seq)
+                _, generation, fence = tx.rows(sql("standing"), (seq,))[0]
                 row = (seq, now, kind, generation, fence, None, "ada", "not needed")
                 tx.run(sql("transition_insert"), row)
 
         self.ledger.transact_sync(operation)
 
     def hold(self, destination: str, hold: bool) -> int:
-        return self.ledger.transact_sync(
+        changed: int = self.ledger.transact_sync(
             lambda tx, now: registry.hold_waiting(
                 tx, now, destination, 0, 1000, hold=hold, actor="ada", reason="maintenance"
             )
         )[0]
+        return changed
 
     def redrive(self, seq: int, attempts: int = 2) -> None:
         """Open the next generation of a dead delivery, as a redrive will."""
 
-        def operation(tx: RawTx, now: int) -> None:
+        def operation(tx: Tx, now: int) -> None:
             ((generation, raw, policy),) = tx.rows(
-                "SELECT s.generation + 1, d.delivery_id, d.policy_version FROM delivery_state s"
-                " JOIN delivery d USING (seq) WHERE seq = ?",
+                self.text(
+                    "SELECT s.generation + 1, d.delivery_id, d.policy_version FROM @delivery_state s"
+                    " JOIN @delivery d ON d.seq = s.seq WHERE s.seq = ?"
+                ),
                 (seq,),
             )
             replay, deadline = identity.replay_id(raw, generation), now + HOUR
             tx.run(
-                "INSERT INTO generation VALUES (?, ?, ?, ?, ?, ?, ?, NULL, ?)",
+                self.text(
+                    "INSERT INTO @generation (seq, generation, replay_id, parent, max_attempts, deadline_at,"
+                    " policy_version, opened_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+                ),
                 (seq, generation, replay, generation - 1, attempts, deadline, policy, now),
             )
             tx.run(
-                "UPDATE delivery_state SET disposition = 0, generation = ?, attempt = 0, max_attempts = ?,"
-                " deadline_at = ?, available_at = ?, lane = 2 WHERE seq = ?",
+                self.text(
+                    "UPDATE @delivery_state SET disposition = 0, generation = ?, attempt = 0, max_attempts = ?,"
+                    " deadline_at = ?, available_at = ?, lane = 2 WHERE seq = ?"
+                ),
                 (generation, attempts, deadline, now, seq),
             )
             tx.run(
-                "UPDATE dead_letter SET state = 'redriven' WHERE seq = ? AND generation = ?",
+                self.text("UPDATE @dead_letter SET state = 'redriven' WHERE seq = ? AND generation = ?"),
                 (seq, generation - 1),
             )
 
         self.ledger.transact_sync(operation)
 
     def state(self, seq: int) -> dict[str, Any]:
-        with contextlib.closing(sqlite3.connect(self.path)) as conn:
-            conn.row_factory = sqlite3.Row
-            return dict(conn.execute("SELECT * FROM delivery_state WHERE seq = ?", (seq,)).fetchone())
-
-
-def _standing(tx: Tx, seq: int) -> tuple[int, int]:
-    row = tx.rows("SELECT generation, fence FROM delivery_state WHERE seq = ?", (seq,))[0]
-    return row[0], row[1]
+        (row,) = self.ask(f"SELECT {', '.join(State._fields)} FROM @delivery_state WHERE seq = ?", seq)
+        return dict(zip(State._fields, row, strict=True))
 
 
 class Churn:
@@ -270,7 +318,7 @@ class Churn:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Desk]:
+def opened(path: Path | str) -> Iterator[Desk]:
     """A desk at a new ledger, closed at the end."""
     desk = Desk(path)
     try:
@@ -279,4 +327,16 @@ def opened(path: Path) -> Iterator[Desk]:
         desk.close()
 
 
-HELD = Hold.DESTINATION_DISABLED
+LEDGERS = ("sqlite", "postgres")
+_databases: dict[int, str] = {}
+_schemas = itertools.count(1)
+
+
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    """Where a new ledger of the fixture's parameter goes: a file, or a schema of one database for them all."""
+    if request.param == "sqlite":
+        return tmp_path / "l.db"
+    server = request.getfixturevalue("postgres")
+    if id(server) not in _databases:
+        _databases[id(server)] = server.create_database()
+    return str(server.url(_databases[id(server)], schema=f"reads_{next(_schemas)}", notify="off"))

@@ -20,9 +20,9 @@ from tests.contract.sqlite_subject import ENVIRONMENT
 
 from redrive.domain.delivery import Closed, Closing, Decided
 from redrive.errors import RedriveError
-from redrive.ledger.migrate import migrations
 from redrive.ledger.sqlite import enqueue
 from redrive.ledger.sqlite.ledger import SqliteLedger, create
+from redrive.ledger.sqlite.migrate import migrations
 from redrive.ledger.sqlite.statements import sql
 from redrive.ledger.sqlite.tx import RawTx
 

@@ -24,7 +24,8 @@ from tests.contract.harness import (
 
 from redrive.domain.delivery import Closed, Closing, Disposition, Enqueued, Lease, NewDelivery, NewEvent, Published
 from redrive.domain.outcome import Outcome
-from redrive.ledger.sqlite import enqueue, registry
+from redrive.ledger import registry
+from redrive.ledger.sqlite import enqueue
 from redrive.ledger.sqlite.clock import LedgerClock
 from redrive.ledger.sqlite.ledger import SqliteLedger, create
 from redrive.ledger.sqlite.statements import sql

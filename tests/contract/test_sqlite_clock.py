@@ -17,7 +17,7 @@ from redrive.ledger.sqlite.clock import ALARM_US, LedgerClock
 
 @pytest.fixture(params=["sqlite"])
 def ledger(request: pytest.FixtureRequest) -> Factory:
-    return LEDGERS[request.param]
+    return LEDGERS[request.param](request)
 
 
 def test_a_host_that_is_ahead_takes_the_ledger_with_it_once_and_is_alarmed(

@@ -32,9 +32,9 @@ from redrive.domain import identity
 from redrive.domain.delivery import Closed, Enqueued, NewDelivery
 from redrive.domain.policy import DAY, SECOND
 from redrive.errors import LedgerFull
+from redrive.ledger import reap as reaps
 from redrive.ledger.sqlite import close as closes
 from redrive.ledger.sqlite import enqueue
-from redrive.ledger.sqlite import reap as reaps
 from redrive.ledger.sqlite import reserve as reserves
 from redrive.ledger.sqlite.tx import Params, RawTx, Row
 

@@ -1,4 +1,4 @@
-"""Migrations: once, in order, under a lock; edited, newer and half-done ones are noticed."""
+"""Migrations: once, in order, under a lock, in two phases; edited, newer and half-done ones are noticed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,29 @@ from pathlib import Path
 import pytest
 from tests.contract.sqlite_subject import ENVIRONMENT, url
 
-from redrive.errors import EnvironmentMismatch, LedgerCorrupt, LedgerVersion
-from redrive.ledger import migrate
+from redrive import Redrive, __version__
+from redrive.errors import Conflict, EnvironmentMismatch, LedgerCorrupt, LedgerVersion
+from redrive.ledger import migrate as rules
+from redrive.ledger import opening
 from redrive.ledger.migrate import Migration
+from redrive.ledger.sqlite import migrate
+from redrive.ledger.sqlite.clock import wall_us
 from redrive.ledger.sqlite.connect import connect
 from redrive.ledger.sqlite.ledger import SqliteLedger, create
+from redrive.ledger.sqlite.tx import RawTx
 
+FIRST = migrate.migrations()[0]
 ADDING = Migration(2, "adding", "-- A step that only adds.\nCREATE TABLE added (a INTEGER) STRICT;\n")
 BREAKING = Migration(2, "breaking", "-- breaking\nCREATE TABLE broken (a INTEGER) STRICT;\n")
+CONTRACT = Migration(3, "contract", "-- breaking\nDROP TABLE added;\n")
+LATER = Migration(4, "later", "CREATE TABLE later (a INTEGER) STRICT;\n")
 FAILING = Migration(2, "failing", "CREATE TABLE half (a INTEGER);\nCREATE TABLE half (a INTEGER);\n")
+RELEASE_0_1_0 = Path(__file__).parents[1] / "data" / "ledger_0_1_0.sql"
 
 
 def known(monkeypatch: pytest.MonkeyPatch, *steps: Migration) -> None:
     """This release knows these steps."""
-    monkeypatch.setattr(migrate, "migrations", lambda: steps)
+    monkeypatch.setattr(rules, "load", lambda package: steps)
 
 
 def dump(folder: Path) -> list[str]:
@@ -31,7 +40,21 @@ def dump(folder: Path) -> list[str]:
         return [*conn.iterdump(), str(version)]
 
 
-FIRST = migrate.migrations()[0]
+def tables(folder: Path) -> set[str]:
+    with closing(sqlite3.connect(folder / "ledger.db")) as conn:
+        return {name for (name,) in conn.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+
+
+def running(folder: Path, version: str, seen_ago_s: float = 1, stopped: bool = False) -> None:
+    """A worker of another release."""
+    with closing(sqlite3.connect(folder / "ledger.db")) as conn:
+        text = (
+            "INSERT INTO worker (name, host, pid, version, routes, started_at, seen_at, stopped_at)"
+            " VALUES (?, 'host-a', 77, ?, '[]', 0, ?, ?)"
+        )
+        seen_at = wall_us() - int(seen_ago_s * 1e6)
+        conn.execute(text, (f"w{version}{seen_ago_s}", version, seen_at, 1 if stopped else None))
+        conn.commit()
 
 
 def test_a_new_file_becomes_a_ledger_and_doing_it_again_changes_nothing(tmp_path: Path) -> None:
@@ -57,8 +80,7 @@ def test_a_step_is_added_to_an_existing_ledger(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(LedgerVersion, match="schema 1, this release needs 2") as caught:
         SqliteLedger(url(tmp_path), ENVIRONMENT)
     assert caught.value.hint == "run: redrive migrate"
-    with closing(connect(tmp_path / "ledger.db")) as conn:
-        assert migrate.pending_sql(conn, tmp_path / "ledger.db") == ADDING.text
+    assert opening.pending(url(tmp_path)) == ((ADDING,), ())
     assert create(url(tmp_path), ENVIRONMENT) == [ADDING]
     SqliteLedger(url(tmp_path), ENVIRONMENT).close()
 
@@ -98,6 +120,7 @@ def test_a_step_edited_after_it_was_applied_is_noticed(tmp_path: Path, monkeypat
 
 
 def test_a_step_that_fails_leaves_the_ledger_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known(monkeypatch, FIRST)
     create(url(tmp_path), ENVIRONMENT)
     before = dump(tmp_path)
     known(monkeypatch, FIRST, FAILING)
@@ -124,6 +147,171 @@ def test_another_environments_ledger_is_not_migrated(tmp_path: Path, monkeypatch
     with pytest.raises(EnvironmentMismatch):
         create(url(tmp_path), "staging")
     assert dump(tmp_path) == before
+
+
+# --- two phases
+
+
+def test_the_second_phase_waits_and_the_new_release_works_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known(monkeypatch, FIRST)
+    create(url(tmp_path), ENVIRONMENT)
+    known(monkeypatch, FIRST, ADDING, CONTRACT)
+    assert create(url(tmp_path), ENVIRONMENT) == [ADDING]
+    assert opening.pending(url(tmp_path)) == ((), (CONTRACT,))
+    assert create(url(tmp_path), ENVIRONMENT) == [], "nothing but --finish applies it"
+    SqliteLedger(url(tmp_path), ENVIRONMENT).close()
+    known(monkeypatch, FIRST)
+    SqliteLedger(url(tmp_path), ENVIRONMENT).close()  # and so does the old release
+    known(monkeypatch, FIRST, ADDING, CONTRACT)
+    assert create(url(tmp_path), ENVIRONMENT, finish=True) == [CONTRACT]
+    assert "added" not in tables(tmp_path)
+    SqliteLedger(url(tmp_path), ENVIRONMENT).close()
+
+
+def test_a_new_ledger_gets_both_phases_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known(monkeypatch, FIRST, ADDING, CONTRACT, LATER)
+    assert create(url(tmp_path), ENVIRONMENT) == [FIRST, ADDING, CONTRACT, LATER]
+    assert opening.pending(url(tmp_path)) == ((), ())
+
+
+def test_a_step_behind_an_unfinished_second_phase_is_needed_and_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known(monkeypatch, FIRST, ADDING)
+    create(url(tmp_path), ENVIRONMENT)
+    known(monkeypatch, FIRST, ADDING, CONTRACT, LATER)
+    assert create(url(tmp_path), ENVIRONMENT) == []
+    with pytest.raises(LedgerVersion, match="schema 2, this release needs 4") as caught:
+        SqliteLedger(url(tmp_path), ENVIRONMENT)
+    assert "redrive migrate --finish" in str(caught.value.hint)
+    assert create(url(tmp_path), ENVIRONMENT, finish=True) == [CONTRACT, LATER]
+
+
+def test_the_second_phase_is_refused_while_older_workers_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known(monkeypatch, FIRST, ADDING)
+    create(url(tmp_path), ENVIRONMENT)
+    running(tmp_path, __version__)
+    running(tmp_path, "0.0.1", seen_ago_s=600)
+    running(tmp_path, "0.0.2", stopped=True)
+    known(monkeypatch, FIRST, ADDING, CONTRACT)
+    running(tmp_path, "0.0.9")
+    before = dump(tmp_path)
+    with pytest.raises(Conflict, match=r"running: host-a \(pid 77, redrive 0\.0\.9\)$") as caught:
+        create(url(tmp_path), ENVIRONMENT, finish=True)
+    assert "--force" in str(caught.value.hint)
+    with pytest.raises(Conflict):
+        opening.script(url(tmp_path), ENVIRONMENT, finish=True)
+    assert dump(tmp_path) == before
+    assert create(url(tmp_path), ENVIRONMENT) == [], "the first phase is nobody's harm"
+    assert create(url(tmp_path), ENVIRONMENT, finish=True, force=True) == [CONTRACT]
+
+
+def test_a_worker_of_the_same_release_does_not_stop_the_second_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known(monkeypatch, FIRST, ADDING)
+    create(url(tmp_path), ENVIRONMENT)
+    running(tmp_path, __version__)
+    known(monkeypatch, FIRST, ADDING, CONTRACT)
+    assert create(url(tmp_path), ENVIRONMENT, finish=True) == [CONTRACT]
+
+
+def test_a_running_release_notices_a_breaking_step_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known(monkeypatch, FIRST)
+    create(url(tmp_path), ENVIRONMENT)
+    with closing(connect(tmp_path / "ledger.db")) as conn:
+        rules.check_running(RawTx(conn), "here")
+        known(monkeypatch, FIRST, ADDING, CONTRACT)
+        create(url(tmp_path), ENVIRONMENT)
+        known(monkeypatch, FIRST)
+        rules.check_running(RawTx(conn), "here")
+        known(monkeypatch, FIRST, ADDING, CONTRACT)
+        create(url(tmp_path), ENVIRONMENT, finish=True)
+        rules.check_running(RawTx(conn), "here")
+        known(monkeypatch, FIRST)
+        with pytest.raises(LedgerVersion, match="ledger here has schema 3; step 3 is not compatible"):
+            rules.check_running(RawTx(conn), "here")
+
+
+@pytest.mark.parametrize("start", [(), (FIRST,), (FIRST, ADDING)], ids=["new", "first", "both"])
+def test_the_printed_sql_does_what_the_command_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: tuple[Migration, ...]
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ledger.db").touch()
+        if start:
+            known(monkeypatch, *start)
+            create(url(tmp_path / name), ENVIRONMENT, None)
+    known(monkeypatch, FIRST, ADDING, CONTRACT)
+    script = opening.script(url(tmp_path / "one"), ENVIRONMENT, finish=True)
+    with closing(sqlite3.connect(tmp_path / "one" / "ledger.db")) as conn:
+        conn.executescript(script)
+    create(url(tmp_path / "two"), ENVIRONMENT, finish=True)
+    assert opening.script(url(tmp_path / "one"), ENVIRONMENT, finish=True) == ""
+    for name in ("one", "two"):
+        with closing(sqlite3.connect(tmp_path / name / "ledger.db")) as conn:
+            assert conn.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+            conn.execute("UPDATE schema_migration SET applied_at = 0")
+            conn.execute("UPDATE ledger SET created_at = 0")
+            conn.execute("UPDATE clock SET now = 0")
+            conn.commit()
+    assert dump(tmp_path / "one") == dump(tmp_path / "two")
+    SqliteLedger(url(tmp_path / "one"), ENVIRONMENT).close()
+
+
+def test_the_previous_releases_ledger_is_taken_over_with_everything_in_it(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as conn:
+        conn.executescript(RELEASE_0_1_0.read_text(encoding="utf-8"))
+        columns = {
+            name: [column for _, column, *_ in conn.execute(f"PRAGMA table_info({name})")]
+            for (name,) in conn.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
+            if name not in ("schema_migration", "clock") and not name.startswith("sqlite_")
+        }
+
+    def rows() -> dict[str, list[tuple[object, ...]]]:
+        with closing(sqlite3.connect(tmp_path / "ledger.db")) as conn:
+            return {
+                name: conn.execute(f"SELECT {', '.join(names)} FROM {name} ORDER BY 1, 2").fetchall()
+                for name, names in columns.items()
+            }
+
+    before = rows()
+    assert len(before["delivery"]) == 5
+    assert len(before["attempt"]) >= 4
+    assert create(url(tmp_path), ENVIRONMENT, finish=True) == list(migrate.migrations()[1:])
+    assert rows() == before
+    app = Redrive(url(tmp_path), environment=ENVIRONMENT)
+    app.handler("job")(lambda ctx, payload: None)
+    report = app.operations.verify()
+    assert (report.checked, report.ok) == (5, True)
+    assert not app.enqueue("job", "fine", key="good").created, "the same work has the same identity"
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "release", "older"),
+    [
+        ("0.1.0", "0.2.0", True),
+        ("0.2.0", "0.2.0", False),
+        ("0.2", "0.2.0", False),
+        ("0.10.0", "0.9.1", False),
+        ("0.9.1", "0.10.0", True),
+        ("0.2.0rc1", "0.2.0", True),
+        ("0.2.0", "0.2.0rc1", False),
+        ("0.2.0.dev3", "0.2.0a1", True),
+        ("0.2.0", "0.2.0.post1", True),
+        ("0.3.0+local", "0.2.0", False),
+        ("nonsense", "0.2.0", True),
+        ("", "0.2.0", True),
+    ],
+)
+def test_which_release_is_older(version: str, release: str, older: bool) -> None:
+    assert rules.is_older(version, release) is older
 
 
 def test_statements_are_split_where_they_end_and_not_inside_a_trigger() -> None:

@@ -24,7 +24,8 @@ ROUTE = identity.route_of(*JOB)
 NOW = 1_000_000
 SEQUENCE = "WITH RECURSIVE n (x) AS (VALUES (?1) UNION ALL SELECT x + 1 FROM n WHERE x < ?2) "
 FILL = (
-    SEQUENCE + "INSERT INTO identity SELECT x, randomblob(16), x'00', 0 FROM n",
+    SEQUENCE
+    + "INSERT INTO identity (seq, delivery_id, payload_hash, first_seen) SELECT x, randomblob(16), x'00', 0 FROM n",
     SEQUENCE
     + """INSERT INTO delivery (seq, delivery_id, handler, tenant, destination, key, payload, content_type,
            envelope_version, policy_version, max_attempts, deadline_at, first_queued_at, first_due_at)
@@ -109,9 +110,10 @@ def plan(path: Path, name: str) -> list[str]:
 
 def names_used() -> set[str]:
     """Every statement that accepting, working and reaping run."""
-    root = files("redrive.ledger.sqlite")
+    root = files("redrive.ledger")
     found: set[str] = set()
-    for module in ("enqueue", "reserve", "close", "reap", "writer", "ledger"):
+    own = ("sqlite/enqueue", "sqlite/reserve", "sqlite/close", "sqlite/writer", "sqlite/ledger")
+    for module in (*own, "close", "reap"):
         found |= set(re.findall(r'sql\("(\w+)"\)', root.joinpath(f"{module}.py").read_text(encoding="utf-8")))
     return found
 

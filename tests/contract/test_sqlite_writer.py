@@ -159,7 +159,7 @@ def test_a_listeners_fault_reaches_nobody_who_waits(subject: SqliteSubject, capl
     subject.writer.on_commit += [broken, heard.append]
     assert subject.transact_sync(accepting("a")) == 1
     assert subject.transact_sync(accepting("b")) == 2
-    assert heard == ["enqueue", "enqueue"]
+    assert heard == ["operator", "operator"]
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -11,12 +12,16 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 from tests.contract.reads_support import (
     BUSY,
+    LEDGERS,
     OK,
     OWN_FAULT,
     REFUSED,
@@ -26,13 +31,14 @@ from tests.contract.reads_support import (
     Churn,
     Desk,
     opened,
+    place,
 )
 
 from redrive.domain.policy import HOUR, SECOND
-from redrive.errors import Conflict, InvalidInput
+from redrive.errors import Conflict, InvalidInput, LedgerCorrupt
 from redrive.ledger import verify as page
 from redrive.ledger.audit import GENESIS, append_audit, audit_digest
-from redrive.ledger.sqlite.ledger import SqliteLedger
+from redrive.ledger.opening import open_ledger
 from redrive.ledger.verify import Report, repair_clock, verify
 
 
@@ -40,55 +46,62 @@ def rules(report: Report) -> set[str]:
     return {problem.rule for problem in report.problems}
 
 
+@pytest.fixture(params=LEDGERS)
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
+    with opened(place(request, tmp_path)) as made:
+        yield made
+
+
+only_sqlite = pytest.mark.parametrize("desk", ["sqlite"], indirect=True)
+only_postgres = pytest.mark.parametrize("desk", ["postgres"], indirect=True)
+
+
 # --- clean -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_happens_to_deliveries_their_fold_is_their_state(tmp_path: Path, seed: int) -> None:
-    with opened(tmp_path / "l.db") as desk:
-        churn = Churn(desk, seed)
-        for _ in range(400):
-            churn.step()
-        report = verify(desk.ledger, chunk=17, quick_check=True)
-        assert report.problems == ()
-        assert report.checked == len(set(churn.seqs)) > 50
+def test_whatever_happens_to_deliveries_their_fold_is_their_state(desk: Desk, seed: int) -> None:
+    churn = Churn(desk, seed)
+    for _ in range(400):
+        churn.step()
+    report = verify(desk.ledger, chunk=17, quick_check=True)
+    assert report.problems == ()
+    assert report.checked == len(set(churn.seqs)) > 50
 
 
-def test_verify_raises_no_false_alarm_while_workers_work(tmp_path: Path) -> None:
-    with opened(tmp_path / "l.db") as desk:
-        churn = Churn(desk, 99)
-        failed: list[BaseException] = []
-        done = threading.Event()
+def test_verify_raises_no_false_alarm_while_workers_work(desk: Desk) -> None:
+    churn = Churn(desk, 99)
+    failed: list[BaseException] = []
+    done = threading.Event()
 
-        def work() -> None:
-            try:
-                for _ in range(1000):
-                    churn.step()
-            except BaseException as exc:
-                failed.append(exc)
-            finally:
-                done.set()
-
-        for _ in range(50):
-            churn.step()
-        thread = threading.Thread(target=work)
-        thread.start()
-        looks = 0
+    def work() -> None:
         try:
-            while not done.is_set() and looks < 500:
-                report = verify(desk.ledger, chunk=5)
-                assert report.problems == ()
-                looks += not done.is_set()
+            for _ in range(1000):
+                churn.step()
+        except BaseException as exc:
+            failed.append(exc)
         finally:
-            thread.join(60)
-        assert not failed
-        assert looks >= 3, "verify never ran while deliveries moved"
-        assert verify(desk.ledger).problems == ()
+            done.set()
+
+    for _ in range(50):
+        churn.step()
+    thread = threading.Thread(target=work)
+    thread.start()
+    looks = 0
+    try:
+        while not done.is_set() and looks < 500:
+            report = verify(desk.ledger, chunk=5)
+            assert report.problems == ()
+            looks += not done.is_set()
+    finally:
+        thread.join(60)
+    assert not failed
+    assert looks >= 3, "verify never ran while deliveries moved"
+    assert verify(desk.ledger).problems == ()
 
 
-def test_an_empty_ledger_is_clean(tmp_path: Path) -> None:
-    with opened(tmp_path / "l.db") as desk:
-        assert verify(desk.ledger, quick_check=True) == Report(0, (), 0)
+def test_an_empty_ledger_is_clean(desk: Desk) -> None:
+    assert verify(desk.ledger, quick_check=True) == Report(0, (), 0)
 
 
 # --- planted faults ----------------------------------------------------------------------------------
@@ -150,16 +163,51 @@ def tell(desk: Desk) -> dict[str, int]:
     return story
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
-    path = tmp_path_factory.mktemp("told") / "l.db"
-    with opened(path) as desk:
+@dataclass(frozen=True)
+class Told:
+    """A closed ledger, and the copies of it that are made to be damaged."""
+
+    place: Path | str
+    story: dict[str, int]
+    now: int
+    copy: Callable[[Path], Path | str]
+
+    @property
+    def dialect(self) -> str:
+        return "sqlite" if isinstance(self.place, Path) else "postgres"
+
+
+@pytest.fixture(scope="module", params=LEDGERS)
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    numbers = itertools.count(1)
+    copies: list[str] = []
+    where: Path | str
+    if request.param == "sqlite":
+        where = tmp_path_factory.mktemp("told") / "l.db"
+    else:
+        server = request.getfixturevalue("postgres")
+        database = server.create_database()
+        where = server.url(database, notify="off")
+
+    def copy(folder: Path) -> Path | str:
+        if isinstance(where, Path):
+            shutil.copy(where, folder / "l.db")
+            return folder / "l.db"
+        copies.append(server.create_database(f"{database}_{next(numbers)}", database))
+        return str(server.url(copies[-1], notify="off"))
+
+    with opened(where) as desk:
         story = tell(desk)
         assert verify(desk.ledger, quick_check=True).problems == ()
         assert set(story) == set(NAMES)
-    with contextlib.closing(sqlite3.connect(path)) as conn:
-        conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    return path, story
+        now = desk.now
+    if isinstance(where, Path):
+        with contextlib.closing(sqlite3.connect(where)) as conn:
+            conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    yield Told(where, story, now, copy)
+    if request.param == "postgres":
+        for name in (*copies, database):
+            server.drop_database(name)
 
 
 FAULTS: list[tuple[str, str]] = [
@@ -167,9 +215,10 @@ FAULTS: list[tuple[str, str]] = [
     ("identity", "DELETE FROM delivery WHERE seq = {done}"),
     ("identity", "DELETE FROM delivery_state WHERE seq = {done}"),
     ("identity", "UPDATE delivery SET delivery_id = zeroblob(16) WHERE seq = {done}"),
-    ("identity", "INSERT INTO attempt SELECT 999, fence, generation, number, worker, started_at, ended_at, duration,"
-     " outcome, category, status, retry_after, next_at, deferrals, flags, excerpt FROM attempt WHERE seq = {done}"),
-    ("identity", "INSERT INTO transition SELECT 999, 4000000, at, kind, generation, fence, category, actor, reason"
+    ("identity", "INSERT INTO attempt (seq, fence, generation, number, started_at, ended_at, duration, outcome,"
+     " category) SELECT 999, fence, generation, number, started_at, ended_at, duration, outcome, category FROM attempt"
+     " WHERE seq = {done}"),
+    ("identity", "INSERT INTO transition (seq, at, kind, generation, fence) SELECT 999, at, kind, generation, fence"
      " FROM transition WHERE seq = {cancelled}"),
     ("event", "DELETE FROM event"),
     ("event", "UPDATE event SET fan_out = 2"),
@@ -217,9 +266,10 @@ FAULTS: list[tuple[str, str]] = [
     ("disposition", "UPDATE delivery_state SET disposition = 2 WHERE seq = {fresh}"),
     ("dead_letter", "DELETE FROM dead_letter WHERE seq = {dead}"),
     ("dead_letter", "DELETE FROM dead_letter WHERE seq = {redriven}"),
-    ("dead_letter", "INSERT INTO dead_letter SELECT 99, {retried}, generation, state, handler, tenant, scope,"
-     " destination, cause, category, attempts, first_at, last_at, ambiguous, policy_version, died_at FROM dead_letter"
-     " WHERE seq = {dead}"),
+    ("dead_letter", "INSERT INTO dead_letter (seq, generation, state, handler, tenant, scope, destination, cause,"
+     " category, attempts, first_at, last_at, ambiguous, policy_version, died_at) SELECT {retried}, generation, state,"
+     " handler, tenant, scope, destination, cause, category, attempts, first_at, last_at, ambiguous, policy_version,"
+     " died_at FROM dead_letter WHERE seq = {dead}"),
     ("dead_letter", "UPDATE dead_letter SET generation = 5 WHERE seq = {dead}"),
     ("dead_letter", "UPDATE dead_letter SET attempts = attempts + 1 WHERE seq = {dead}"),
     ("dead_letter", "UPDATE dead_letter SET cause = 'attempts_exhausted' WHERE seq = {dead}"),
@@ -268,19 +318,44 @@ FAULTS: list[tuple[str, str]] = [
 ]  # fmt: skip
 
 
-def corrupt(told: tuple[Path, dict[str, int]], path: Path, fault: str) -> None:
+OTHERWISE = {
+    "DELETE FROM repeat WHERE number = 4": "DELETE FROM repeat WHERE repeat = (SELECT min(repeat) FROM repeat)",
+    "INSERT INTO receiver_duplicate VALUES ('dst_nobody', 1)":
+        "INSERT INTO receiver_duplicate (destination, session, count) VALUES ('dst_nobody', 1, 1)",
+}  # fmt: skip
+"""Faults that have another text on PostgreSQL."""
+
+
+def corrupt(told: Told, folder: Path, fault: str) -> Path | str:
     """A copy of the ledger with a fault that its triggers and checks would not have let in."""
-    shutil.copy(told[0], path)
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as conn:
-        for (name,) in conn.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
-            conn.execute(f"DROP TRIGGER {name}")
-        conn.execute("PRAGMA ignore_check_constraints = ON")
-        for statement in fault.format(**told[1]).split(";"):
-            assert conn.execute(statement).rowcount > 0, statement
+    where = told.copy(folder)
+    if isinstance(where, Path):
+        with contextlib.closing(sqlite3.connect(where, isolation_level=None)) as conn:
+            for (name,) in conn.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
+                conn.execute(f"DROP TRIGGER {name}")
+            conn.execute("PRAGMA ignore_check_constraints = ON")
+            for statement in fault.format(**told.story).split(";"):
+                assert conn.execute(statement).rowcount > 0, statement
+        return where
+    fault = OTHERWISE.get(fault, fault).replace("x'5b5d'", "'\\x5b5d'::bytea")
+    fault = re.sub(r"zeroblob\((\d+)\)", r"decode(repeat('00', \1), 'hex')", fault)
+    with psycopg.connect(where.partition("?")[0], autocommit=True, options="-c search_path=redrive") as pg:
+        pg.execute("SET session_replication_role = replica")
+        for table, name in pg.execute(
+            "SELECT conrelid::regclass::text, conname FROM pg_constraint WHERE contype = 'c'"
+            " AND connamespace = 'redrive'::regnamespace"
+        ).fetchall():
+            pg.execute(f"ALTER TABLE {table} DROP CONSTRAINT {name}")
+        for statement in fault.format(**told.story).split(";"):
+            assert pg.execute(statement).rowcount > 0, statement
+    return where
 
 
-def examine(path: Path, check: Callable[[SqliteLedger], Report] = verify) -> Report:
-    ledger = SqliteLedger(f"sqlite:///{path}", "test")
+def examine(told: Told, where: Path | str, check: Callable[[Any], Report] = verify, now: int | None = None) -> Report:
+    url = f"sqlite:///{where}" if isinstance(where, Path) else where
+    # A file keeps ledger time by itself; a server is told.
+    clock = None if isinstance(where, Path) else lambda: told.now if now is None else now
+    ledger = open_ledger(url, "test", clock)
     try:
         return check(ledger)
     finally:
@@ -288,11 +363,8 @@ def examine(path: Path, check: Callable[[SqliteLedger], Report] = verify) -> Rep
 
 
 @pytest.mark.parametrize(("rule", "fault"), FAULTS, ids=[f"{n}-{rule}" for n, (rule, _) in enumerate(FAULTS)])
-def test_each_fault_is_reported_by_its_own_rule_and_no_other(
-    told: tuple[Path, dict[str, int]], tmp_path: Path, rule: str, fault: str
-) -> None:
-    corrupt(told, tmp_path / "l.db", fault)
-    report = examine(tmp_path / "l.db")
+def test_each_fault_is_reported_by_its_own_rule_and_no_other(told: Told, tmp_path: Path, rule: str, fault: str) -> None:
+    report = examine(told, corrupt(told, tmp_path, fault))
     assert rules(report) == {rule}, report.problems
     assert not report.ok
     assert report.total == len(report.problems)
@@ -308,72 +380,72 @@ def test_every_rule_of_the_page_has_a_planted_fault() -> None:
     assert planted == named
 
 
-def test_every_column_that_changes_is_in_the_table_of_the_page(told: tuple[Path, dict[str, int]]) -> None:
+def test_every_column_that_changes_is_in_the_table_of_the_page(told: Told) -> None:
     assert page.__doc__ is not None
-    with contextlib.closing(sqlite3.connect(told[0])) as conn:
-        columns = {row[1] for row in conn.execute("PRAGMA table_info(delivery_state)")}
+    if isinstance(told.place, Path):
+        with contextlib.closing(sqlite3.connect(told.place)) as conn:
+            columns = {row[1] for row in conn.execute("PRAGMA table_info(delivery_state)")}
+    else:
+        with psycopg.connect(told.place.partition("?")[0]) as pg:
+            columns = {column.name for column in pg.execute("TABLE redrive.delivery_state LIMIT 0").description or ()}
     unnamed = {column for column in columns if f"``{column}``" not in page.__doc__}
     assert unnamed == {"seq"}
 
 
-def test_a_missing_attempt_is_a_gap_in_numbers_and_fences(told: tuple[Path, dict[str, int]], tmp_path: Path) -> None:
-    corrupt(told, tmp_path / "l.db", "DELETE FROM attempt WHERE seq = {spent} AND number = 2")
-    assert {"numbering", "fence", "attempt", "dead_letter"} <= rules(examine(tmp_path / "l.db"))
+def test_a_missing_attempt_is_a_gap_in_numbers_and_fences(told: Told, tmp_path: Path) -> None:
+    damaged = corrupt(told, tmp_path, "DELETE FROM attempt WHERE seq = {spent} AND number = 2")
+    assert {"numbering", "fence", "attempt", "dead_letter"} <= rules(examine(told, damaged))
 
 
-def test_a_clock_below_what_is_stored_is_reported(told: tuple[Path, dict[str, int]], tmp_path: Path) -> None:
-    corrupt(told, tmp_path / "l.db", "UPDATE clock SET now = 5")
-    assert rules(examine(tmp_path / "l.db")) == {"clock", "lease"}
+def test_a_clock_below_what_is_stored_is_reported(told: Told, tmp_path: Path) -> None:
+    fault = "UPDATE clock SET now = 5" if told.dialect == "sqlite" else "UPDATE ledger SET created_at = 5"
+    assert rules(examine(told, corrupt(told, tmp_path, fault), now=5)) == {"clock", "lease"}
 
 
-def test_a_damaged_page_is_reported_on_request(told: tuple[Path, dict[str, int]], tmp_path: Path) -> None:
-    path = tmp_path / "l.db"
-    shutil.copy(told[0], path)
+@pytest.mark.parametrize("told", ["sqlite"], indirect=True)
+def test_a_damaged_page_is_reported_on_request(told: Told, tmp_path: Path) -> None:
+    path = told.copy(tmp_path)
+    assert isinstance(path, Path)
     with contextlib.closing(sqlite3.connect(path)) as conn:
         (size,) = conn.execute("PRAGMA page_size").fetchone()
         (root,) = conn.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'delivery_by_tenant'").fetchone()
     with path.open("r+b") as file:
         file.seek((root - 1) * size)
         file.write(b"\xff" * 8)
-    assert examine(path).ok
-    assert rules(examine(path, lambda ledger: verify(ledger, quick_check=True))) == {"file"}
+    assert examine(told, path).ok
+    assert rules(examine(told, path, lambda ledger: verify(ledger, quick_check=True))) == {"file"}
 
 
-def test_the_report_names_deliveries_and_is_bounded(told: tuple[Path, dict[str, int]], tmp_path: Path) -> None:
-    with opened(tmp_path / "l.db") as desk:
-        for n in range(page.MAX_PROBLEMS + 30):
-            desk.enqueue(f"k{n}")
-        with contextlib.closing(sqlite3.connect(desk.path)) as conn:
-            conn.execute("DROP TRIGGER delivery_state_legal")
-            conn.execute("UPDATE delivery_state SET lane = 1")
-            conn.commit()
-        report = verify(desk.ledger, chunk=50)
-        assert report.total == report.checked == page.MAX_PROBLEMS + 30
-        assert len(report.problems) == page.MAX_PROBLEMS
-        shown = report.as_dict()["problems"][0]
-        assert shown["rule"] == "lane"
-        assert shown["delivery"].startswith("dlv_")
+def test_the_report_names_deliveries_and_is_bounded(desk: Desk) -> None:
+    for n in range(page.MAX_PROBLEMS + 30):
+        desk.enqueue(f"k{n}")
+    assert desk.change("UPDATE @delivery_state SET lane = 1") == page.MAX_PROBLEMS + 30
+    report = verify(desk.ledger, chunk=50)
+    assert report.total == report.checked == page.MAX_PROBLEMS + 30
+    assert len(report.problems) == page.MAX_PROBLEMS
+    shown = report.as_dict()["problems"][0]
+    assert shown["rule"] == "lane"
+    assert shown["delivery"].startswith("dlv_")
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
-def test_progress_rises_to_the_end_in_chunks(told: tuple[Path, dict[str, int]], tmp_path: Path, chunk: int) -> None:
-    corrupt(told, tmp_path / "l.db", "UPDATE event SET fan_out = 2")
+def test_progress_rises_to_the_end_in_chunks(told: Told, tmp_path: Path, chunk: int) -> None:
+    damaged = corrupt(told, tmp_path, "UPDATE event SET fan_out = 2")
     seen: list[tuple[int, int]] = []
-    report = examine(tmp_path / "l.db", lambda ledger: verify(ledger, lambda *at: seen.append(at), chunk))
+    report = examine(told, damaged, lambda ledger: verify(ledger, lambda *at: seen.append(at), chunk))
     assert (report.checked, report.total) == (len(NAMES), 1)
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
-    assert seen[-1][0] == seen[-1][1] == len(NAMES) + 1
+    assert seen[-1][0] == seen[-1][1] == max(told.story.values()) + 1
     with pytest.raises(InvalidInput):
-        examine(tmp_path / "l.db", lambda ledger: verify(ledger, chunk=0))
+        examine(told, damaged, lambda ledger: verify(ledger, chunk=0))
 
 
-def test_large_payloads_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_payloads_are_read_a_few_at_a_time(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "_PAYLOAD_BYTES", 100)
-    with opened(tmp_path / "l.db") as desk:
-        for n in range(5):
-            desk.enqueue(f"k{n}", b"x" * 60)
-            desk.publish(f"e{n}", ["dst_1"], body=b"y" * 300)
-        assert verify(desk.ledger).problems == ()
+    for n in range(5):
+        desk.enqueue(f"k{n}", b"x" * 60)
+        desk.publish(f"e{n}", ["dst_1"], body=b"y" * 300)
+    assert verify(desk.ledger).problems == ()
     assert list(page._batches([(1, 60), (2, 30), (4, 60), (9, 500), (10, 1)])) == [(1, 2), (4, 4), (9, 9), (10, 10)]
     assert list(page._batches([])) == []
 
@@ -387,86 +459,109 @@ def test_the_audit_digest_is_frozen() -> None:
     assert audit_digest(first, 1, "ada", "a.b", "t", None, None, "1") != first
 
 
-def test_audit_rows_cannot_be_changed_and_names_must_be_printable(tmp_path: Path) -> None:
-    with opened(tmp_path / "l.db") as desk:
-        desk.ledger.transact_sync(lambda tx, now: append_audit(tx, now, "ada", "x.y", "t", None, "{}", "{}"))
-        for statement in ("UPDATE audit SET actor = 'eve'", "DELETE FROM audit"):
-            with contextlib.closing(sqlite3.connect(desk.path)) as conn, pytest.raises(sqlite3.IntegrityError):
-                conn.execute(statement)
-        for actor, action, target, reason in (
-            ("", "x", "t", None),
-            ("a", "x\n", "t", None),
-            ("a", "x", "", None),
-            ("a", "x", "t", "r" * 5000),
-        ):
-            with pytest.raises(InvalidInput):
-                desk.ledger.transact_sync(
-                    lambda tx, now, row=(actor, action, target, reason): append_audit(tx, now, *row)
-                )
-        assert verify(desk.ledger).ok
+def test_audit_rows_cannot_be_changed_and_names_must_be_printable(desk: Desk) -> None:
+    desk.ledger.transact_sync(lambda tx, now: append_audit(tx, now, "ada", "x.y", "t", None, "{}", "{}"))
+    for statement in ("UPDATE @audit SET actor = 'eve'", "DELETE FROM @audit"):
+        with pytest.raises((LedgerCorrupt, psycopg.IntegrityError), match="audit is append-only"):
+            desk.change(statement)
+    for actor, action, target, reason in (
+        ("", "x", "t", None),
+        ("a", "x\n", "t", None),
+        ("a", "x", "", None),
+        ("a", "x", "t", "r" * 5000),
+    ):
+        with pytest.raises(InvalidInput):
+            desk.ledger.transact_sync(lambda tx, now, row=(actor, action, target, reason): append_audit(tx, now, *row))
+    assert verify(desk.ledger).ok
+
+
+def test_audit_rows_that_are_appended_side_by_side_make_one_chain(desk: Desk) -> None:
+    failed: list[BaseException] = []
+
+    def append(name: str) -> None:
+        try:
+            for n in range(15):
+                desk.ledger.transact_sync(lambda tx, now, n=n: append_audit(tx, now, name, "x.y", f"t{n}"))
+        except BaseException as exc:
+            failed.append(exc)
+
+    threads = [threading.Thread(target=append, args=(f"actor {n}",)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failed
+    assert desk.ask("SELECT count(*), min(audit), max(audit) FROM @audit") == [(60, 1, 60)]
+    assert verify(desk.ledger).problems == ()
 
 
 # --- the clock ---------------------------------------------------------------------------------------
 
 
-def test_a_clock_that_ran_ahead_is_set_back_once_and_audited(tmp_path: Path) -> None:
-    with opened(tmp_path / "l.db") as desk:
-        desk.pass_time(9 * HOUR)
-        desk.enqueue("a")
-        ahead = desk.now
-        desk.now -= 9 * HOUR - SECOND
-        desk.enqueue("b")
-        assert desk.ledger.clock.skew_us > 8 * HOUR
-        done = repair_clock(desk.ledger, "ada", "the host's clock was wrong")
-        assert (done.repaired, done.after_at) == (True, desk.now)
-        assert done.before_at >= ahead
-        made = desk.enqueue("c")
-        assert desk.ledger.clock.skew_us == 0
-        assert desk.state(made.seq)["available_at"] == desk.now
-        again = repair_clock(desk.ledger, "ada")
-        assert not again.repaired
-        with contextlib.closing(sqlite3.connect(desk.path)) as conn:
-            rows = conn.execute("SELECT actor, action, reason, before, after FROM audit").fetchall()
-        expected = ("ada", "clock.repaired", "the host's clock was wrong", str(done.before_at), str(done.after_at))
-        assert rows == [expected]
+@only_sqlite
+def test_a_clock_that_ran_ahead_is_set_back_once_and_audited(desk: Desk) -> None:
+    desk.pass_time(9 * HOUR)
+    desk.enqueue("a")
+    ahead = desk.now
+    desk.now -= 9 * HOUR - SECOND
+    desk.enqueue("b")
+    assert desk.ledger.clock.skew_us > 8 * HOUR
+    done = repair_clock(desk.ledger, "ada", "the host's clock was wrong")
+    assert (done.repaired, done.after_at) == (True, desk.now)
+    assert done.before_at >= ahead
+    made = desk.enqueue("c")
+    assert desk.ledger.clock.skew_us == 0
+    assert desk.state(made.seq)["available_at"] == desk.now
+    again = repair_clock(desk.ledger, "ada")
+    assert not again.repaired
+    with contextlib.closing(sqlite3.connect(desk.path)) as conn:
+        rows = conn.execute("SELECT actor, action, reason, before, after FROM audit").fetchall()
+    expected = ("ada", "clock.repaired", "the host's clock was wrong", str(done.before_at), str(done.after_at))
+    assert rows == [expected]
 
 
-def test_what_a_repaired_clock_explains_is_not_held_against_the_ledger(tmp_path: Path) -> None:
-    with opened(tmp_path / "l.db") as desk:
-        churn = Churn(desk, 7)
-        for _ in range(150):
-            churn.step()
-        desk.pass_time(5 * HOUR)
-        for _ in range(150):
-            churn.step()
-        desk.now -= 5 * HOUR
-        assert repair_clock(desk.ledger, "ada").repaired
-        assert verify(desk.ledger).problems == ()
-        for step in range(300):
-            churn.step()
-            assert step % 20 or verify(desk.ledger).problems == ()
-        assert verify(desk.ledger).problems == ()
+@only_sqlite
+def test_what_a_repaired_clock_explains_is_not_held_against_the_ledger(desk: Desk) -> None:
+    churn = Churn(desk, 7)
+    for _ in range(150):
+        churn.step()
+    desk.pass_time(5 * HOUR)
+    for _ in range(150):
+        churn.step()
+    desk.now -= 5 * HOUR
+    assert repair_clock(desk.ledger, "ada").repaired
+    assert verify(desk.ledger).problems == ()
+    for step in range(300):
+        churn.step()
+        assert step % 20 or verify(desk.ledger).problems == ()
+    assert verify(desk.ledger).problems == ()
 
 
-def test_the_clock_is_not_repaired_under_a_running_worker(tmp_path: Path) -> None:
+@only_sqlite
+def test_the_clock_is_not_repaired_under_a_running_worker(desk: Desk) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(30)
-    with opened(tmp_path / "l.db") as desk:
-        desk.pass_time(HOUR)
-        for name, pid in (("gone", gone.pid), ("running", os.getppid())):
-            desk.register(name, pid=pid)
-        with contextlib.closing(sqlite3.connect(desk.path)) as conn:
-            conn.execute("UPDATE worker SET host = ? WHERE name = 'gone'", (socket.gethostname(),))
-            conn.commit()
-        desk.now -= HOUR
-        assert repair_clock(desk.ledger, "ada").repaired, "a worker that died needs no stopping"
-        desk.pass_time(HOUR)
-        desk.enqueue("a")
-        desk.now -= HOUR
-        with contextlib.closing(sqlite3.connect(desk.path)) as conn:
-            conn.execute("UPDATE worker SET host = ? WHERE name = 'running'", (socket.gethostname(),))
-            conn.commit()
-        with pytest.raises(Conflict, match="would bring the old time back"):
-            repair_clock(desk.ledger, "ada")
-        assert desk.ledger.clock.estimate() >= desk.now + HOUR, "refused: nothing was changed"
-        assert repair_clock(desk.ledger, "ada", force=True).after_at == desk.now
+    desk.pass_time(HOUR)
+    for name, pid in (("gone", gone.pid), ("running", os.getppid())):
+        desk.register(name, pid=pid)
+    with contextlib.closing(sqlite3.connect(desk.path)) as conn:
+        conn.execute("UPDATE worker SET host = ? WHERE name = 'gone'", (socket.gethostname(),))
+        conn.commit()
+    desk.now -= HOUR
+    assert repair_clock(desk.ledger, "ada").repaired, "a worker that died needs no stopping"
+    desk.pass_time(HOUR)
+    desk.enqueue("a")
+    desk.now -= HOUR
+    with contextlib.closing(sqlite3.connect(desk.path)) as conn:
+        conn.execute("UPDATE worker SET host = ? WHERE name = 'running'", (socket.gethostname(),))
+        conn.commit()
+    with pytest.raises(Conflict, match="would bring the old time back"):
+        repair_clock(desk.ledger, "ada")
+    assert desk.ledger.clock.estimate() >= desk.now + HOUR, "refused: nothing was changed"
+    assert repair_clock(desk.ledger, "ada", force=True).after_at == desk.now
+
+
+@only_postgres
+def test_a_servers_clock_is_not_ours_to_set(desk: Desk) -> None:
+    with pytest.raises(InvalidInput, match="the database server's clock"):
+        repair_clock(desk.ledger, "ada")

@@ -32,6 +32,7 @@ from redrive import (
 from redrive.app import Job, JobSpec, Publication
 from redrive.errors import LedgerBusy, LedgerError
 from redrive.ledger.records import AttemptView, DeliveryView
+from redrive.running import Rest
 from redrive.webhooks.destinations import Destination
 from redrive.webhooks.guard import AddressPolicy
 from redrive.webhooks.handler import Sent
@@ -183,6 +184,7 @@ async def asynchronously(connection: AsyncConnection) -> None:
     assert_type(await app.publish_many_async([Event("order.paid", {}, 1)], connection=connection), list[Publication])
     stop = asyncio.Event()
     await app.work(until_idle=True, stop=stop)
+    assert_type(await app.work(burst=True, linger="30s"), Rest | None)
 
 
 def destinations() -> None:
@@ -228,6 +230,10 @@ def operate(delivery_id: str) -> None:
     for count in operations.dead_counts():
         assert_type(count.count, int)
     assert_type(operations.status().environment, str)
+    assert_type(operations.due().next_due_us, int | None)
+    assert_type([worker.silent for worker in operations.workers()], list[bool])
+    assert_type([worker.stale for worker in operations.workers()], list[bool])
+    assert_type([item.worker_versions for item in operations.envelopes().items], list[tuple[str, ...]])
     assert_type(operations.verify().ok, bool)
     assert_type(operations.repair_clock(actor="ann").repaired, bool)
 
@@ -243,6 +249,8 @@ def receive(headers: dict[str, str], body: bytes) -> bool:
 def errors() -> None:
     try:
         app.run(until_idle=True)
+        rest = app.run(burst=True, linger=1.5)
+        assert_type(None if rest is None else rest.next_due_at, int | None)
     except (Conflict, NotFound, InvalidInput) as error:
         assert_type(error.param, str | None)
     except LedgerBusy:

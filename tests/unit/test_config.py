@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from redrive.config import DEFAULT, NAMES, Settings, default_actor, env_of, flag_of, load
+from redrive.domain.policy import DAY
 from redrive.errors import ConfigError
+from redrive.ledger.retention import RetentionRules
 from redrive.webhooks.guard import AddressPolicy
 from redrive.worker.settings import WorkerSettings
 
@@ -31,6 +33,7 @@ VALUES: dict[str, list[tuple[str, Any]]] = {
     "allowed_private": [(f"10.{n}.0.0/16,::1/128", (f"10.{n}.0.0/16", "::1/128")) for n in range(5)],
     "allowed_ports": [(f"{n},443", (443, n)) for n in (8001, 8002, 8003, 8004, 8005)],
     "allow_http": [("true", True), ("false", False), ("true", True), ("false", False), ("true", True)],
+    "retention": [(f"delivered={n}d", RetentionRules.parse({"delivered": f"{n}d"})) for n in (1, 2, 3, 4, 5)],
     "tenant": [(c, c) for c in ("acme", "b", "c", "d", "e")],
     "actor": [(f"{c}@host", f"{c}@host") for c in "abcde"],
 }
@@ -44,6 +47,18 @@ def toml(name: str, text: str, value: Any) -> str:
     if isinstance(value, int):
         return f"{name} = {value}\n"
     return f'{name} = "{text}"\n'
+
+
+def test_retention_is_a_table_in_a_file_and_nothing_else_is(tmp_path: Path) -> None:
+    (tmp_path / "redrive.toml").write_text('[retention]\ndelivered = "90d"\nidentity = "forever"\n')
+    found = load(environ={}, cwd=tmp_path)
+    assert found.retention == RetentionRules(delivered=90 * DAY, identity=None)
+    shown = {name: value for name, value, _ in found.items()}["retention"]
+    assert RetentionRules.parse(shown) == found.retention
+    assert load(environ={"REDRIVE_RETENTION": "no_op=7d"}, cwd=tmp_path).retention == RetentionRules(no_op=7 * DAY)
+    (tmp_path / "redrive.toml").write_text('[retention]\ndelivered = "90d"\nidentity = "1d"\n')
+    with pytest.raises(ConfigError, match=r"redrive\.toml: retention: identity must be at least 90d"):
+        load(environ={}, cwd=tmp_path)
 
 
 def test_every_setting_has_a_row_in_the_table() -> None:
@@ -202,7 +217,15 @@ def test_variables_that_hold_secrets_are_not_settings(tmp_path: Path) -> None:
         ("app", "../shop:app", "must be module:attribute"),
         ("environment", "a b", "ASCII letters"),
         ("tenant", "a\x1b[31m", "control character"),
-        ("ledger", "postgres://u:hunter2@h/d", "not one that this release can open"),
+        ("ledger", "mysql://u:hunter2@h/d", "not one that this release can open"),
+        ("ledger", "postgresql://u:hunter2@h", "names no database"),
+        ("ledger", "postgresql://u:hunt/hunter2@h/d", "where user and password end"),
+        ("ledger", "postgresql://u:hunter2/d", "cannot be read"),
+        ("ledger", "postgresql://u:1@hunter2@h/d", "where user and password end"),
+        ("ledger", "postgresql://u:1/hunter2@h/d", "where user and password end"),
+        ("ledger", "postgresql://u:%zzhunter2@h/d", "libpq cannot read it"),
+        ("ledger", "postgresql://u:hunter2@h/d?pasword=hunter2", "libpq cannot read it"),
+        ("ledger", "postgresql://u:hunter2@h/d?schema=Redrive", "schema must be lower-case"),
         ("ledger", "sqlite:///:memory:", "plain file"),
     ],
 )

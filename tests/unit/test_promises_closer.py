@@ -11,6 +11,7 @@ import pytest
 from redrive.domain.delivery import Closed, Closing
 from redrive.domain.identity import to_text
 from redrive.domain.outcome import DELIVERED, Category, Outcome, OutcomeKind
+from redrive.errors import LedgerBusy
 from redrive.worker.closer import Closer
 
 
@@ -103,3 +104,37 @@ def test_nothing_is_looked_at_while_nobody_listens(
     monkeypatch.setattr(Closer, "_tell", lambda self, batch: pytest.fail("it cost something"))
     with logs.at_level(logging.WARNING, "redrive.worker.attempts"):
         assert told([closing(1)._replace(attempt=2)], logs) == []
+
+
+class Refusing:
+    """A ledger that is busy."""
+
+    async def close_attempts(self, worker: int, closings: list[Closing]) -> list[Closed]:
+        raise LedgerBusy("busy")
+
+
+@pytest.mark.parametrize("random", [0.0, 0.5, 0.999])
+def test_a_fleet_does_not_come_back_in_one_instant(monkeypatch: pytest.MonkeyPatch, random: float) -> None:
+    waits: list[float] = []
+    enough = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 9:
+            enough.set()
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        ledger: Any = Refusing()
+        closer = Closer(ledger, 1, lambda: None, lambda: random)
+        running = asyncio.create_task(closer.run())
+        closer.add(closing(1))
+        async with asyncio.timeout(10):
+            await enough.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    monkeypatch.setattr("redrive.worker.closer.asyncio.sleep", sleep)
+    asyncio.run(main())
+    whole = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert waits == pytest.approx([seconds * (0.5 + random) for seconds in whole])

@@ -32,7 +32,9 @@ def _everywhere(annotation: Any, *flags: str, text: str, **more: Any) -> Any:
 
 
 SETTINGS: Final[Mapping[str, Any]] = {
-    "ledger": _setting(str | None, "--ledger", text="The ledger, for example sqlite:///redrive.db", metavar="URL"),
+    "ledger": _setting(
+        str | None, "--ledger", text="The ledger: sqlite:///redrive.db, postgresql://user@host/db", metavar="URL"
+    ),
     "environment": _setting(str | None, "--environment", text="The name stamped on the ledger", metavar="NAME"),
     "app": _setting(str | None, "--app", text="Your Redrive object, for example shop.tasks:app", metavar="MODULE:ATTR"),
     "slots": _setting(str | None, "--slots", text="Attempts at once, in each process", metavar="N"),
@@ -52,6 +54,9 @@ SETTINGS: Final[Mapping[str, Any]] = {
         list[str] | None, "--allowed-ports", text="A port webhooks may reach (443 if none is given)", metavar="PORT"
     ),
     "allow_http": _setting(bool | None, "--allow-http/--no-allow-http", text="Let destinations opt in to plain HTTP"),
+    "retention": _setting(
+        str | None, "--retention", text="How long what ended is kept: delivered=90d, no_op=7d", metavar="RULES"
+    ),
     "tenant": _setting(str | None, "--tenant", text="Who the work belongs to", metavar="NAME"),
     "actor": _setting(str | None, "--actor", text="Who is on record for this (user@host)", metavar="NAME"),
 }
@@ -101,6 +106,34 @@ def command(
         _take(run, list(own.values()), {**(options or {}), **flags, **GLOBAL})
         group.command(name, help=_help(function), hidden=hidden)(run)
         return run
+
+    return attach
+
+
+def default(group: typer.Typer, *, settings: Sequence[str] = ()) -> Callable[[Callable[..., int | None]], None]:
+    """Make ``function(session, ...)`` what ``group`` itself does where none of its commands is named.
+
+    As :func:`command`. Where one is named, the options of every command that stand before it are that command's.
+    """
+
+    def attach(function: Callable[..., int | None]) -> None:
+        own = dict(inspect.signature(function, eval_str=True).parameters)
+        own.pop("session")
+        flags = {name: SETTINGS[name] for name in (*ALWAYS, *settings)}
+
+        def run(ctx: typer.Context, **given: Any) -> None:
+            if ctx.invoked_subcommand is None:
+                session = _session(ctx, given, flags)
+                raise typer.Exit(_run(session, lambda: function(session, **given)))
+            for name, value in given.items():
+                if value in (None, False, 0, []):
+                    continue
+                if name not in ALWAYS and name not in GLOBAL:
+                    ctx.fail(f"{ctx.invoked_subcommand} takes no --{name.replace('_', '-')}")
+                ctx.obj = {**(ctx.obj or {}), name: value}
+
+        _take(run, list(own.values()), {**flags, **GLOBAL})
+        group.callback(invoke_without_command=True, help=_help(function))(run)
 
     return attach
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from rich.text import Text
 
-from redrive.cli.output import ago, plural, safe, utc
+from redrive.cli.output import ago, counted, plural, safe, utc
 from redrive.domain.outcome import OutcomeKind
-from redrive.ledger.records import AttemptView, DeliveryView, StatusView, TimelineEntry, span
+from redrive.ledger.records import AttemptView, Count, DeliveryView, StatusView, TimelineEntry, span
 
 _STYLES: Final = {
     "dead_letter": "bold red",
@@ -203,7 +203,9 @@ def explain_status(view: StatusView) -> str:
         return f"stopped: {lost} lost their worker, and none is running{open_letters} | start one: redrive up"
     if due.count and not view.workers:
         return f"stopped: {due} due{oldest}, and no worker is running{open_letters} | start one: redrive up"
-    missing = [f"{item.handler} (envelope {item.envelope_version}): {item.waiting}" for item in view.unclaimed]
+    missing = [
+        f"{item.handler} (envelope {item.envelope_version}), for which {_wait(item.waiting)}" for item in view.unclaimed
+    ]
     if missing and view.workers:
         known = ", ".join(missing)
         return f"partly stopped: no running worker executes {known}{open_letters} | start one that does"
@@ -218,9 +220,13 @@ def explain_status(view: StatusView) -> str:
         return f"on time: {waits}{open_letters} | {rest}"
     if dead.count:
         return f"idle: nothing waits; {letters} | see why: redrive dead count"
-    if not view.accepted:
+    if not view.accepted.count:
         return "empty: nothing was ever accepted | redrive publish or redrive enqueue adds work"
     return "idle: everything has ended | nothing to do"
+
+
+def _wait(count: Count) -> str:
+    return f"{counted(count, 'delivery')} {'waits' if count == Count(1) else 'wait'}"
 
 
 def _whole(us: int | None) -> int:

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from redrive import __version__
-from redrive.cli import accept, dead, delivery, destination, schema, setup, status, verify, work
+from redrive.cli import accept, dead, delivery, destination, envelope, purge, schema, setup, status, verify, work
 from redrive.cli.command import INTERRUPTED, root, silence_stdout, unexpected
 from redrive.cli.output import Mode, Output
 
@@ -104,8 +104,10 @@ app.add_typer(destination.group, name="destination")
 app.add_typer(schema.group, name="schema")
 app.add_typer(delivery.group, name="delivery")
 app.add_typer(dead.group, name="dead")
+app.add_typer(envelope.group, name="envelope")
 status.register(app)
 verify.register(app)
+purge.register(app)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redrive.errors import RedriveError
-from redrive.ledger.records import iso, span
+from redrive.ledger.records import Count, iso, span
 
 _UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _STYLES: Final = {
@@ -85,6 +85,12 @@ def plural(count: int, noun: str) -> str:
     if count == 1:
         return f"1 {noun}"
     return f"{count:,} {noun[:-1]}ies" if noun.endswith("y") else f"{count:,} {noun}s"
+
+
+def counted(count: Count, noun: str) -> str:
+    """As :func:`plural`, of a count that may have stopped at its cap: ``100,000+ deliveries``."""
+    many = plural(2, noun).partition(" ")[2]
+    return plural(1, noun) if count == Count(1) else f"{count} {many}"
 
 
 class Output:

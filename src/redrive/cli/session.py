@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Mapping
@@ -79,6 +78,8 @@ class Session:
             settings = self._settings = _agreed(settings, app)
             app.worker_settings = settings.worker(app.worker_settings)
             app.address_policy = settings.addresses(app.address_policy)
+            if settings.is_set("retention"):
+                app.retention = settings.retention
             if settings.is_set("max_payload"):
                 app.max_payload_bytes = settings.max_payload
         else:
@@ -88,6 +89,7 @@ class Session:
                 worker=settings.worker(),
                 max_payload_bytes=settings.max_payload,
                 address_policy=settings.addresses(),
+                retention=settings.retention,
             )
         app.path = "cli"
         app.producer = f"cli:{settings.actor}"[:200]
@@ -148,24 +150,21 @@ class Session:
 
 def _agreed(settings: Settings, app: Redrive) -> Settings:
     """The settings, with the application's own ledger and environment where no layer names one."""
+    from redrive.ledger import opening
+
     name = f"app {settings.app}"
-    for setting, own, same in (
-        ("ledger", app.url, lambda a, b: _file_of(a) == _file_of(b)),
-        ("environment", app.environment, lambda a, b: a == b),
+    opening.check_url(app.url)
+    for setting, own, same, shown in (
+        ("ledger", app.url, opening.same, opening.where),
+        ("environment", app.environment, str.__eq__, str),
     ):
         said = getattr(settings, setting)
         if settings.is_set(setting) and not same(said, own):
             raise ConfigError(
-                f"{settings.origin(setting)} says {setting} {said}, and {name} says {own}",
+                f"{settings.origin(setting)} says {setting} {shown(said)}, and {name} says {shown(own)}",
                 param=setting,
                 hint="they must name the same one: have the application read it from the environment, or remove one",
             )
         if not settings.is_set(setting):
             settings = settings.with_value(setting, own, name)
     return settings
-
-
-def _file_of(url: str) -> str:
-    from redrive.ledger.sqlite.connect import path_of
-
-    return os.path.realpath(path_of(url))

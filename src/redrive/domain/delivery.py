@@ -192,6 +192,8 @@ class Closed(enum.StrEnum):
     """Kept as evidence; it changed nothing."""
     MISSING = "missing"
     """The delivery is no longer on the ledger."""
+    LATER = "later"
+    """Not recorded: somebody else's transaction holds the delivery. Say it again."""
 
 
 class DeadLetterState(enum.StrEnum):

@@ -125,6 +125,10 @@ def encode_key(key: Key) -> bytes:
     Raises :class:`InvalidInput` for a missing key (no part that says anything: all None or empty), one over
     :data:`MAX_KEY_BYTES`, and whatever :func:`encode_part` refuses.
     """
+    if type(key) is str and key:  # the usual one
+        encoded = _item(b"l", encode_part(key))
+        if len(encoded) <= MAX_KEY_BYTES:
+            return encoded
     parts = tuple(key) if isinstance(key, tuple | list) else (key,)
     for part in parts:
         if not (part is None or (isinstance(part, str | bytes | tuple | list) and not part)):
@@ -145,11 +149,16 @@ def encode_key(key: Key) -> bytes:
 
 
 def key_text(key: Key) -> str:
-    """A key for people: its parts, joined, 200 characters at most. Identity never depends on it."""
+    """A key for people: its parts, joined, 200 characters at most. Identity never depends on it.
+
+    U+0000 is shown as U+2400, its symbol: not every database keeps it in text.
+    """
     if isinstance(key, str):
-        return key[:200]
-    parts = key if isinstance(key, tuple | list) else (key,)
-    return "/".join([part.hex() if isinstance(part, bytes) else str(part) for part in parts])[:200]
+        text = key
+    else:
+        parts = key if isinstance(key, tuple | list) else (key,)
+        text = "/".join([part.hex() if isinstance(part, bytes) else str(part) for part in parts])
+    return text[:200].replace("\0", "\u2400")
 
 
 def delivery_id(handler: str, tenant: str, key: Key) -> bytes:

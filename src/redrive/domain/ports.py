@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from redrive.domain.delivery import Closed, Closing, Lease
 from redrive.domain.outcome import Outcome
@@ -77,11 +77,28 @@ class Reaped:
     """The pass was full: there may be more."""
 
 
+class Grant(NamedTuple):
+    """What a handler's new work is granted, and which envelope version is written for it."""
+
+    handler: str
+    envelope_version: int
+    policy: Policy
+
+
+class Extended(NamedTuple):
+    """What became of leases that were to be extended; the others were."""
+
+    lost: set[int]
+    """No longer held."""
+    untouched: frozenset[int] = frozenset()
+    """Held, and not extended: somebody else's transaction was at them."""
+
+
 class WorkLedger(Protocol):
     """What a worker asks of a ledger. Every method is one durable transaction, and safe to repeat."""
 
-    async def register_worker(self, name: str, routes: Iterable[tuple[str, int]]) -> int:
-        """A new worker's number, for its leases."""
+    async def register_worker(self, name: str, routes: Iterable[tuple[str, int]], grants: Sequence[Grant] = ()) -> int:
+        """A new worker's number, for its leases. ``grants`` are kept where SQL alone can enqueue."""
         ...
 
     async def retire_worker(self, worker: int) -> None:
@@ -92,8 +109,12 @@ class WorkLedger(Protocol):
         """Charge and lease up to ``limit`` due deliveries of these (handler, envelope version) routes."""
         ...
 
+    async def leftover(self, worker: int) -> list[Lease]:
+        """What claims brought whose wait was cancelled; waits for one that is still on its way. Each is given once."""
+        ...
+
     async def close_attempts(self, worker: int, closings: Sequence[Closing]) -> list[Closed]:
-        """Record outcomes, one result per closing, in order."""
+        """Record outcomes, one result per closing, in order; what is answered ``later`` is to be said again."""
         ...
 
     async def extend(self, worker: int, leases: Sequence[tuple[int, int]], lease_us: int) -> set[int]:

@@ -1,4 +1,4 @@
-"""What callers hand in, checked once at the edge: names, payloads, instants, durations, event filters.
+"""What callers hand in, checked once at the edge: names, payloads, instants, durations.
 
 Nothing here normalises text: a name is kept as it was given, or refused. A refused value raises
 :class:`~redrive.errors.InvalidInput` (or :class:`~redrive.errors.PayloadInvalid`) that names the place and
@@ -11,13 +11,14 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from redrive.errors import InvalidInput, PayloadInvalid
 
 MAX_NAME = 200
 """Longest tenant, scope, handler or destination name and event type, in characters."""
+MAX_REASON = 4_000
+"""Longest reason, in characters."""
 MAX_DEPTH = 64
 """Deepest nesting of a JSON payload. A scalar has depth 0."""
 MAX_DURATION_US = 3650 * 86_400 * 1_000_000
@@ -26,8 +27,10 @@ MAX_DURATION_US = 3650 * 86_400 * 1_000_000
 # C0, DEL and C1 controls, line and paragraph separators, bidirectional overrides and isolates (they make
 # one name look like another in a terminal or a console), surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_NOT_KEPT = re.compile("[\x00\ud800-\udfff]")
 _SLUG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
-_SEGMENT = re.compile(r"[A-Za-z0-9_-]+")
+SEGMENT = re.compile(r"[A-Za-z0-9_-]+")
+"""One segment of an event type."""
 
 
 # --- names ------------------------------------------------------------------------------------------
@@ -52,6 +55,21 @@ def check_label(value: object, param: str, *, max_length: int = MAX_NAME) -> str
     return str(value)
 
 
+def check_reason(value: object, param: str = "reason") -> str:
+    """Why somebody did something: text of up to :data:`MAX_REASON` characters that says something, over any number of
+    lines. NUL and lone surrogates are refused, since not every ledger keeps them. Raises :class:`InvalidInput`.
+    """
+    if not isinstance(value, str):
+        raise InvalidInput(f"{param} must be text, not {type(value).__name__}", param=param)
+    if not value.strip():
+        raise InvalidInput(f"a {param} is required", param=param)
+    if len(value) > MAX_REASON:
+        raise InvalidInput(f"{param} is longer than {MAX_REASON} characters", param=param)
+    if _NOT_KEPT.search(value):
+        raise InvalidInput(f"{param} contains NUL or a lone surrogate", param=param)
+    return value
+
+
 def check_slug(value: object, param: str, *, max_length: int = MAX_NAME) -> str:
     """A handler, destination, policy or environment name: ASCII letters, digits, ``_ . : -``.
 
@@ -73,72 +91,13 @@ def check_event_type(value: object, param: str = "event_type") -> str:
     For example ``order.paid`` or ``customer.plan_changed``. Raises :class:`InvalidInput`.
     """
     text = check_label(value, param)
-    if not all(_SEGMENT.fullmatch(segment) for segment in text.split(".")):
+    if not all(SEGMENT.fullmatch(segment) for segment in text.split(".")):
         raise InvalidInput(
             f"{param} must be segments of ASCII letters, digits, _ and - joined by full stops",
             param=param,
             hint="for example order.paid",
         )
     return text
-
-
-@dataclass(frozen=True, slots=True)
-class EventFilter:
-    """Which event types a subscription wants.
-
-    ============== =======================================================================
-    ``order.paid`` exactly this type
-    ``order.*``    ``order.`` and exactly one more segment (``*`` stands for one segment, anywhere)
-    ``order.**``   ``order.`` and one or more segments (``**`` is allowed at the end only)
-    ``*``, ``**``  every type
-    ============== =======================================================================
-
-    Matching is case-sensitive, and a wildcard is a whole segment.
-    """
-
-    text: str
-    _segments: tuple[str, ...]
-    _open: bool
-
-    @classmethod
-    def parse(cls, text: object, param: str = "event_types") -> EventFilter:
-        """Raises :class:`InvalidInput` for anything that is not a filter."""
-        checked = check_label(text, param)
-        if checked in ("*", "**"):
-            return cls(checked, (), True)
-        segments = checked.split(".")
-        is_open = segments[-1] == "**"
-        fixed = segments[:-1] if is_open else segments
-        for segment in fixed:
-            if segment == "**":
-                raise InvalidInput("** is allowed at the end of an event filter only", param=param)
-            if "*" in segment and segment != "*":
-                raise InvalidInput("a wildcard must be a whole segment of an event filter", param=param)
-            if segment != "*" and not _SEGMENT.fullmatch(segment):
-                raise InvalidInput(
-                    "an event filter is an event type in which whole segments may be *",
-                    param=param,
-                    hint="for example order.*, order.** or *",
-                )
-        return cls(checked, tuple(fixed), is_open)
-
-    def matches(self, event_type: str) -> bool:
-        """True if the subscription wants events of this type."""
-        fixed = self._segments
-        if not fixed:
-            return True
-        segments = event_type.split(".")
-        if len(segments) <= len(fixed) if self._open else len(segments) != len(fixed):
-            return False
-        return all(want in ("*", have) for want, have in zip(fixed, segments, strict=False))
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def matches_any(filters: Iterable[EventFilter], event_type: str) -> bool:
-    """True if any of the filters wants the event type."""
-    return any(item.matches(event_type) for item in filters)
 
 
 # --- payloads ---------------------------------------------------------------------------------------

@@ -9,19 +9,15 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
-from redrive.domain.values import canonical_json, check_label
-from redrive.errors import InvalidInput
-from redrive.ledger.sqlite.statements import sql
-from redrive.ledger.sqlite.tx import Tx
+from redrive.domain.values import canonical_json, check_label, check_reason
+from redrive.ledger.statements import sql
+from redrive.ledger.tx import Tx
 
 GENESIS: Final = bytes(32)
 """The digest before the first row's."""
 
 CLOCK_REPAIRED: Final = "clock.repaired"
 """The action of :func:`redrive.ledger.verify.repair_clock`; ``before`` and ``after`` are microseconds UTC."""
-
-MAX_TEXT: Final = 4_000
-"""Longest reason, in characters."""
 
 
 def audit_digest(
@@ -60,13 +56,14 @@ def append_audit(
     """Append one row in the caller's write transaction; returns its digest.
 
     ``before`` and ``after`` are text (JSON where they are more than a word), without secrets or payloads.
-    Raises :class:`~redrive.errors.InvalidInput` for an empty or unprintable actor, action or target.
+    Raises :class:`~redrive.errors.InvalidInput` for an unprintable actor, action or target, or a bad reason.
     """
     check_label(actor, "actor")
     check_label(action, "action")
     check_label(target, "target")
-    if reason is not None and len(reason) > MAX_TEXT:
-        raise InvalidInput(f"reason is longer than {MAX_TEXT} characters", param="reason")
+    if reason is not None:
+        check_reason(reason)
+    tx.rows(sql("audit_lock"))
     last = tx.rows(sql("audit_last"))
     prev: bytes = last[0][0] if last else GENESIS
     digest = audit_digest(prev, now, actor, action, target, reason, before, after)

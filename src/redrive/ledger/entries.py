@@ -137,6 +137,8 @@ class Entries:
     """(number, at, decided)"""
     totals: tuple[int, int] = (0, 0)
     """(duplicates, conflicts)"""
+    racing: bool = False
+    """Whether producers list repeats without waiting for one another: then more than the bound may be listed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -416,8 +416,9 @@ class Fold:
         duplicates, conflicts = self.e.totals
         numbers = [number for number, _, _ in listed]
         duplicate = sum(decided == "duplicate" for _, _, decided in listed)
+        least = min(duplicates + conflicts, REPEATS_LISTED)
         if (
-            numbers != list(range(1, min(duplicates + conflicts, REPEATS_LISTED) + 1))
+            numbers != list(range(1, max(least, len(numbers) if self.e.racing else 0) + 1))
             or duplicate > duplicates
             or len(listed) - duplicate > conflicts
         ):

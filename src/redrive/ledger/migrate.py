@@ -1,23 +1,30 @@
-"""The migration runner: numbered ``.sql`` files, each applied once, under a lock, and never again.
+"""The migration rules, whichever database: numbered ``.sql`` files, each applied once, in order, and never again.
 
-A library in a user's database brings its own small runner rather than meeting the user's. A migration's
-header may say ``-- breaking``: a release that does not know such a migration refuses the ledger; one that is
-not breaking (it only adds) leaves older releases working.
+A library in a user's database brings its own small runner rather than meeting the user's. A step whose header says
+``-- breaking`` belongs to the second phase (contract): releases that do not know it must keep away. Every other step
+(expand) only adds, and leaves older releases working. So a fleet is deployed without a pause: ``redrive migrate``
+applies the steps before the first pending breaking one, workers are replaced one by one, and ``redrive migrate
+--finish`` applies the rest. A release works on a ledger that lacks nothing but breaking steps.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sqlite3
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
+from typing import Final, NamedTuple
 
-from redrive.errors import LedgerCorrupt, LedgerVersion
-from redrive.ledger.sqlite.connect import APPLICATION_ID, identify, translated
-from redrive.ledger.sqlite.statements import sql
+from redrive.errors import Conflict, EnvironmentMismatch, LedgerCorrupt, LedgerVersion
+from redrive.ledger.statements import sql
+from redrive.ledger.tx import Tx
+
+FINISH: Final = "redrive migrate --finish"
+_NAMED: Final = 5
+_RELEASE: Final = re.compile(r"v?(\d+(?:\.\d+)*)(?:[.\-_]?(a|b|rc|dev|post)(\d*))?(?:\+.*)?")
+_PHASES: Final = ("dev", "a", "b", "rc", None, "post")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +42,35 @@ class Migration:
 
     @property
     def breaking(self) -> bool:
-        """Whether releases that do not know this step must keep away."""
+        """Whether releases that do not know this step must keep away: a step of the second phase."""
         return any(line.strip() == "-- breaking" for line in self.text.splitlines())
+
+    @property
+    def label(self) -> str:
+        """``0001_ledger``, as the file is called."""
+        return f"{self.version:04}_{self.name}"
+
+
+class Plan(NamedTuple):
+    """What would be done to a ledger: ``todo`` now, ``held`` with ``finish``."""
+
+    todo: tuple[Migration, ...]
+    held: tuple[Migration, ...]
+
+
+class RunningWorker(NamedTuple):
+    """A worker that was seen lately and has not stopped."""
+
+    host: str
+    pid: int
+    version: str
 
 
 @cache
-def migrations() -> tuple[Migration, ...]:
-    """Every step this release knows, in order."""
+def load(package: str) -> tuple[Migration, ...]:
+    """Every step in a dialect's package, in order."""
     found = []
-    for entry in files("redrive.ledger.sqlite").joinpath("migrations").iterdir():
+    for entry in files(package).joinpath("migrations").iterdir():
         if entry.name.endswith(".sql"):
             number, _, name = entry.name[:-4].partition("_")
             found.append(Migration(int(number), name, entry.read_text(encoding="utf-8")))
@@ -53,94 +80,111 @@ def migrations() -> tuple[Migration, ...]:
     return tuple(found)
 
 
-def statements(text: str) -> Iterator[str]:
-    """The complete statements of a file (a trigger's inner semicolons do not end one)."""
-    pending = ""
-    for line in text.splitlines():
-        if not pending and (not line.strip() or line.startswith("--")):
-            continue
-        pending += line + "\n"
-        if sqlite3.complete_statement(pending):
-            yield pending.strip()
-            pending = ""
-    if pending.strip():
-        raise LedgerCorrupt("a migration ends in the middle of a statement")
+def plan(known: Sequence[Migration], version: int, *, finish: bool = False) -> Plan:
+    """What a ledger with schema ``version`` lacks. A new one (0) gets everything at once: no worker is on it."""
+    pending = tuple(step for step in known if step.version > version)
+    if finish or version == 0:
+        return Plan(pending, ())
+    cut = next((index for index, step in enumerate(pending) if step.breaking), len(pending))
+    return Plan(pending[:cut], pending[cut:])
 
 
-def apply(conn: sqlite3.Connection, path: Path, now: int, environment: str) -> list[Migration]:
-    """Bring the ledger to this release's schema; returns the steps applied. Safe to run at any time, by many.
-
-    A new file becomes a ledger of ``environment``. Everything happens in one transaction: a failure leaves the
-    ledger as it was.
-    """
-    _refuse_newer(conn, path, identify(conn, path))
-    with translated(path):
-        conn.execute("PRAGMA journal_mode = WAL")
-        conn.execute("BEGIN IMMEDIATE")
-        try:
-            version = identify(conn, path)
-            conn.execute(sql("migration_table"))
-            _check_record(conn, path)
-            todo = [step for step in migrations() if step.version > version]
-            for step in todo:
-                for statement in statements(step.text):
-                    conn.execute(statement)
-                conn.execute(
-                    sql("migration_insert"),
-                    (step.version, step.name, step.digest, step.breaking, now),
-                )
-            if version == 0:
-                conn.execute(sql("ledger_insert"), (environment, now))
-                conn.execute(sql("clock_insert"), (now,))
-            if todo:
-                conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                conn.execute(f"PRAGMA user_version = {todo[-1].version}")
-            conn.execute("COMMIT")
-        except BaseException:
-            if conn.in_transaction:
-                conn.execute("ROLLBACK")
-            raise
-    return todo
-
-
-def pending_sql(conn: sqlite3.Connection, path: Path) -> str:
-    """The SQL that :func:`apply` would run, for a person to read first."""
-    version = identify(conn, path)
-    return "\n".join(step.text for step in migrations() if step.version > version)
-
-
-def check(conn: sqlite3.Connection, path: Path) -> None:
-    """Raise :class:`LedgerVersion` unless this release can work on the ledger as it is."""
-    version = identify(conn, path)
-    known = migrations()[-1].version
-    if version < known:
-        raise LedgerVersion(
-            f"ledger {path} has schema {version}, this release needs {known}",
-            param="ledger",
-            hint="run: redrive migrate" if version else "run: redrive init",
-        )
-    _refuse_newer(conn, path, version)
-
-
-def _refuse_newer(conn: sqlite3.Connection, path: Path, version: int) -> None:
-    known = migrations()[-1].version
-    if version <= known:
+def check_usable(known: Sequence[Migration], version: int, where: str) -> None:
+    """Raises :class:`LedgerVersion` when the ledger lacks a step that this release's code needs."""
+    needed = max(step.version for step in known if not step.breaking or step.version == 1)
+    if version >= needed:
         return
-    with translated(path):
-        breaking = conn.execute(sql("migration_breaking"), (known,)).fetchone()[0]
+    hint = "run: redrive migrate" if version else "run: redrive init"
+    if any(step.version <= needed for step in plan(known, version).held):
+        hint = f"run: {FINISH} (an earlier release's second phase was never finished)"
+    raise LedgerVersion(f"ledger {where} has schema {version}, this release needs {needed}", param="ledger", hint=hint)
+
+
+def refuse_newer(breaking: int | None, version: int, where: str) -> None:
+    """Raises :class:`LedgerVersion` when ``breaking``, a step this release does not know, was applied."""
     if breaking is not None:
         raise LedgerVersion(
-            f"ledger {path} has schema {version}; step {breaking} is not compatible with this release",
+            f"ledger {where} has schema {version}; step {breaking} is not compatible with this release",
             param="ledger",
             hint="upgrade redrive on this host; nothing was changed",
         )
 
 
-def _check_record(conn: sqlite3.Connection, path: Path) -> None:
-    by_version = {step.version: step for step in migrations()}
-    for version, name, digest in conn.execute(sql("migration_digests")):
+def check_running(tx: Tx, where: str) -> None:
+    """Raises :class:`LedgerVersion` once a step was applied that this running release must keep away from.
+
+    One read of a table of a few rows: cheap enough for every heartbeat.
+    """
+    known = load(f"redrive.ledger.{tx.dialect}")[-1].version
+    breaking: int | None = tx.rows(sql("migration_breaking"), (known,))[0][0]
+    refuse_newer(breaking, breaking or known, where)
+
+
+def check_record(known: Sequence[Migration], recorded: Iterable[Sequence[object]], where: str) -> None:
+    """Raises :class:`LedgerCorrupt` when a recorded (version, name, digest) is not what this release would apply."""
+    by_version: dict[object, Migration] = {step.version: step for step in known}
+    for version, name, digest in recorded:
         step = by_version.get(version)
         if step is not None and step.digest != digest:
             raise LedgerCorrupt(
-                f"ledger {path}: migration {version} ({name}) was applied from another text than this release's"
+                f"ledger {where}: migration {version} ({name}) was applied from another text than this release's",
+                hint="this release's files were changed, or the ledger is of an unreleased version",
             )
+
+
+def check_environment(found: str | None, environment: str, where: str) -> None:
+    """Raises :class:`EnvironmentMismatch` unless the ledger is stamped with ``environment``."""
+    if found is None:
+        raise LedgerCorrupt(f"ledger {where} has lost its own name")
+    if found != environment:
+        raise EnvironmentMismatch(
+            f"ledger {where} belongs to environment {found!r}, this process is configured for {environment!r}",
+            param="environment",
+            hint="nothing was read or changed; check which ledger, or which configuration, is meant",
+        )
+
+
+def refuse_older(workers: Iterable[RunningWorker], release: str, where: str) -> None:
+    """Raises :class:`Conflict` naming the live workers that run an older release than ``release``."""
+    old = [worker for worker in workers if is_older(worker.version, release)]
+    if not old:
+        return
+    shown = ", ".join(f"{one.host} (pid {one.pid}, redrive {one.version})" for one in old[:_NAMED])
+    more = f" and {len(old) - _NAMED} more" if len(old) > _NAMED else ""
+    raise Conflict(
+        f"ledger {where}: not finished, since workers of a release older than {release} are running: {shown}{more}",
+        param="finish",
+        hint="stop or upgrade them, then run this again; --force finishes all the same, and stops them",
+    )
+
+
+def is_older(version: str, release: str) -> bool:
+    """Whether ``version`` comes before ``release``. One that cannot be read counts as older."""
+    if version == release:
+        return False
+    mine, other = _order(version), _order(release)
+    return mine is None or other is None or mine < other
+
+
+def _order(version: str) -> tuple[tuple[int, ...], int, int] | None:
+    match = _RELEASE.fullmatch(version.strip().lower())
+    if match is None:
+        return None
+    numbers = [int(number) for number in match[1].split(".")]
+    while len(numbers) > 1 and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers), _PHASES.index(match[2]), int(match[3] or 0)
+
+
+def literal(value: object) -> str:
+    """A value of a statement's parameter, written out for a script that a person runs."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    text = str(value)
+    if "\x00" in text or "\\" in text:
+        raise LedgerCorrupt("a migration script cannot hold this name")
+    return "'" + text.replace("'", "''") + "'"

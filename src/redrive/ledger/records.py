@@ -319,6 +319,9 @@ class Count(Record):
         return f"{self.count:,}{'+' if self.more else ''}"
 
 
+NONE: Final = Count(0)
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerView(Record):
     """A worker process that was seen lately."""
@@ -364,8 +367,8 @@ class StatusView(Record):
     """Ledger time."""
     skew_us: int
     """How far ledger time is ahead of this host's clock."""
-    accepted: int
-    """Deliveries ever accepted."""
+    accepted: Count
+    """Deliveries that the ledger knows, those that retention has left a tombstone of included."""
     dispositions: dict[str, Count]
     due: Count
     """Waiting, not held, and their time has come."""

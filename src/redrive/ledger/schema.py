@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Final, cast
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler, SQLiteDialect
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from redrive.ledger.sqlite.tx import Params
+from redrive.ledger.tx import Params, Tx
 
 metadata: Final = sa.MetaData()
 
@@ -44,6 +45,12 @@ dead_letter: Final = _table(
 audit: Final = _table("audit", "audit", "action")
 
 
+ENDS: Final = sa.case(
+    (state.c.disposition == sa.literal(1, literal_execute=True), state.c.leased_until), else_=state.c.deadline_at
+)
+"""What PostgreSQL's index on live rows is on: when the lease ends or, while the delivery waits, its age."""
+
+
 class _Compiler(SQLiteCompiler):
     """SQLite's, and a table may be ``INDEXED BY``."""
 
@@ -56,11 +63,16 @@ class _Dialect(SQLiteDialect):
     supports_statement_cache = True
 
 
-_DIALECT: Final = _Dialect(paramstyle="qmark")
+_SQLITE: Final = _Dialect(paramstyle="qmark")
+_POSTGRES: Final = PGDialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
 
 
-def compiled(statement: sa.ClauseElement) -> tuple[str, Params]:
-    """A statement's text and its parameters in order, for :meth:`redrive.ledger.sqlite.tx.Tx.rows`."""
-    made = cast("SQLCompiler", statement.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True}))
+def compiled(tx: Tx, statement: sa.ClauseElement) -> tuple[str, Params]:
+    """A statement's text in the transaction's dialect and its parameters in order, for :meth:`Tx.rows`."""
+    options: dict[str, Any] = {"dialect": _SQLITE}
+    if tx.dialect == "postgres":
+        schema = {None: getattr(tx, "schema")}  # noqa: B009 - only PostgreSQL's has one
+        options = {"dialect": _POSTGRES, "schema_translate_map": schema, "render_schema_translate": True}
+    made = cast("SQLCompiler", statement.compile(**options, compile_kwargs={"render_postcompile": True}))
     values = made.params
     return str(made), [values[name] for name in made.positiontup or ()]

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from redrive.domain.delivery import Disposition
 from redrive.domain.ports import LIVE_US
+from redrive.ledger.plans import steady
 from redrive.ledger.records import Count, DisabledDestination, StatusView, Unclaimed, WorkerView
-from redrive.ledger.sqlite.connect import wal_defect
-from redrive.ledger.sqlite.statements import sql
-from redrive.ledger.sqlite.tx import Tx
+from redrive.ledger.statements import sql
+from redrive.ledger.tx import Tx
 
 CAP: Final = 100_000
 """Finished work, and each list of work that waits, is counted up to here."""
@@ -24,12 +24,13 @@ _DISABLED: Final = 100
 def status(tx: Tx, now: int, host_now: int | None = None) -> StatusView:
     """What the ledger holds and who works on it.
 
-    ``now`` is ledger time and ``host_now`` this host's clock (read here when None), in microseconds UTC. A
-    count with ``more`` is a lower bound. A few milliseconds where little is live; it never grows with the
+    ``now`` is an estimate of ledger time and ``host_now`` this host's clock (read here when None), in microseconds
+    UTC. A count with ``more`` is a lower bound. A few milliseconds where little is live; it never grows with the
     number of finished deliveries.
     """
-    environment, created_at, stored, schema, accepted = tx.rows(sql("status_ledger"))[0]
-    now = max(now, stored)
+    steady(tx, sort=False)
+    environment, created_at, stored, schema, accepted = tx.rows(sql("status_ledger"), (CAP + 1,))[0]
+    now = max(now, stored) if tx.dialect == "sqlite" else stored
     host = host_now if host_now is not None else time.time_ns() // 1000
     leases, oldest_lease, expired = tx.rows(sql("leases"), (now,))[0]
     workers = _workers(tx, now)
@@ -42,7 +43,7 @@ def status(tx: Tx, now: int, host_now: int | None = None) -> StatusView:
         created_at=created_at,
         now_at=now,
         skew_us=stored - host if stored > host else 0,
-        accepted=accepted,
+        accepted=_capped(accepted),
         dispositions=dispositions,
         due=due,
         oldest_due_us=None if oldest_due is None else now - oldest_due,
@@ -57,8 +58,16 @@ def status(tx: Tx, now: int, host_now: int | None = None) -> StatusView:
         duplicates=Count(duplicates, rows > CAP),
         conflicts=Count(conflicts, rows > CAP),
         receiver_duplicates=tx.rows(sql("receiver_duplicates_total"))[0][0],
-        wal_defect=wal_defect(),
+        wal_defect=_defect(tx),
     )
+
+
+def _defect(tx: Tx) -> str | None:
+    if tx.dialect != "sqlite":
+        return None
+    from redrive.ledger.sqlite.connect import wal_defect
+
+    return wal_defect()
 
 
 def _capped(counted: int) -> Count:

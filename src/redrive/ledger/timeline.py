@@ -13,9 +13,11 @@ from redrive.domain.identity import from_text, to_text
 from redrive.domain.outcome import Category
 from redrive.errors import NotFound
 from redrive.ledger.records import AttemptView, DeliveryView, TimelineEntry, hold_word, iso, span
-from redrive.ledger.sqlite.statements import sql
-from redrive.ledger.sqlite.tx import Row, Tx
+from redrive.ledger.statements import sql
+from redrive.ledger.tx import Row, Tx
 
+TOMBSTONE: Final = "only its identity is kept"
+"""What is said of a delivery that retention took."""
 _FLAG_TEXT: Final = {
     "late": "after its lease had expired",
     "receiver_duplicate": "receiver reported duplicate",
@@ -46,13 +48,15 @@ def show(tx: Tx, seq: int) -> DeliveryView:
     """The delivery as it stands. Raises :class:`~redrive.errors.NotFound`."""
     rows = tx.rows(sql("show"), (seq,))
     if not rows:
-        raise NotFound("the delivery is no longer on the ledger", param="id", hint="only its identity is kept")
+        raise NotFound("the delivery is no longer on the ledger", param="id", hint=TOMBSTONE)
     return DeliveryView.from_row(rows[0])
 
 
 def attempts(tx: Tx, seq: int) -> list[AttemptView]:
     """Its attempts that have ended, of all generations, oldest first."""
     named = tx.rows(sql("delivery_named"), (seq,))
+    if not named:
+        show(tx, seq)  # says so
     return [AttemptView.from_row(named[0][0], row) for row in tx.rows(sql("attempts"), (seq,))]
 
 

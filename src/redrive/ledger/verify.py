@@ -29,22 +29,20 @@ column               rule        what the entries say
 ``priority`` has no other entry; a CHECK bounds it. Opening a generation changes ``disposition``, ``generation``,
 ``attempt``, ``max_attempts``, ``deadline_at``, ``available_at``, ``lane`` and ``hold``, and no other column.
 
-Further rules: *identity* (identity, delivery and state are one to one, nothing hangs in the air), *numbering*
+Further rules: *identity* (identity, delivery and state are one to one, nothing hangs in the air; of what retention
+took, the identity alone is left, and says so), *numbering*
 (1..k without a gap in each generation), *budget* (k within what was granted), *age* (nothing starts or is
 scheduled at or past its deadline), *early* (nothing starts before it is due), *terminal* (the end is the end),
 *dead_letter* (one for each generation that ended badly, and what it says), *lease*, *clock* (nothing is of the
 future), *repeat*, *receiver_duplicate* (each destination's count equals its flagged attempts), *event*,
-*payload* (bytes equal their hash), *policy*, *audit* (the chain), and on request *file* (SQLite's own quick
-check). Where the clock was set back by :func:`repair_clock`, times that the audit row explains are not held
-against the ledger.
+*payload* (bytes equal their hash), *policy*, *audit* (the chain), and on request *file* (what the database finds
+wrong with its own storage). Where the clock was set back by :func:`~redrive.ledger.repair.repair_clock`, times that
+the audit row explains are not held against the ledger.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -52,9 +50,9 @@ from redrive.domain.envelope import payload_hash
 from redrive.domain.identity import to_text
 from redrive.domain.outcome import Flag
 from redrive.domain.policy import Policy
-from redrive.domain.ports import LIVE_US
-from redrive.errors import ConfigError, Conflict, InvalidInput
-from redrive.ledger.audit import CLOCK_REPAIRED, GENESIS, append_audit, audit_digest
+from redrive.errors import ConfigError, InvalidInput
+from redrive.ledger.audit import CLOCK_REPAIRED, GENESIS, audit_digest
+from redrive.ledger.base import Ledger
 from redrive.ledger.entries import (
     Attempt,
     DeadLetter,
@@ -67,10 +65,12 @@ from redrive.ledger.entries import (
     Transition,
 )
 from redrive.ledger.fold import Fold
+from redrive.ledger.plans import steady
 from redrive.ledger.records import Record, iso
-from redrive.ledger.sqlite.ledger import SqliteLedger
-from redrive.ledger.sqlite.statements import sql
-from redrive.ledger.sqlite.tx import RawTx, Row, Tx
+from redrive.ledger.repair import ClockRepair as ClockRepair
+from redrive.ledger.repair import repair_clock as repair_clock
+from redrive.ledger.statements import sql
+from redrive.ledger.tx import Row, Tx
 
 MAX_PROBLEMS: Final = 200
 """Problems that a report lists; further ones are counted."""
@@ -126,6 +126,8 @@ class _Chunk:
     times: Times
     policies: dict[int, Policy]
     identities: dict[int, tuple[bytes, bytes]]
+    purged: dict[int, int]
+    """When retention took the delivery of an identity."""
     facts: dict[int, Facts]
     states: dict[int, State]
     attempts: dict[int, list[Attempt]]
@@ -134,12 +136,21 @@ class _Chunk:
     transitions: dict[int, list[Transition]]
     repeats: dict[int, list[tuple[int, int, str]]]
     totals: dict[int, tuple[int, int]]
+    racing: bool
+    """Whether repeats are listed by many transactions at a time."""
     broken: dict[int, str]
     """Payloads that are not what their identity says."""
 
+    @property
+    def tombstones(self) -> set[int]:
+        """Identities of deliveries that retention took, of which nothing else is left."""
+        left: list[Mapping[int, Any]] = [self.facts, self.states, self.attempts, self.generations, self.dead]
+        left += [self.transitions, self.repeats, self.totals]
+        return self.purged.keys() - set().union(*left)
+
 
 def verify(
-    ledger: SqliteLedger,
+    ledger: Ledger,
     progress: Progress | None = None,
     chunk: int = 2000,
     *,
@@ -147,8 +158,8 @@ def verify(
 ) -> Report:
     """Check every rule on the page above; never writes, and never blocks a worker.
 
-    ``chunk`` is how many deliveries are read in one snapshot. ``quick_check`` also asks SQLite to check the
-    file's structure, in one snapshot that lasts as long as reading the whole file.
+    ``chunk`` is how many deliveries are read in one snapshot. ``quick_check`` also asks the database to check its
+    own storage, where it can: SQLite does, in one snapshot that lasts as long as reading the whole file.
     """
     if chunk < 1:
         raise InvalidInput("chunk must be 1 or more", param="chunk")
@@ -156,19 +167,25 @@ def verify(
     (top, top_event), said = ledger.read_sync(lambda tx: (tx.rows(sql("verify_top"))[0], _said(tx)))
     told: dict[str, int] = {}
     if quick_check:
-        for (line,) in ledger.read_sync(lambda tx: tx.rows("PRAGMA quick_check")):
-            if line != "ok":
-                found.add(None, "file", line)
+        for line in ledger.check_structure():
+            found.add(None, "file", line)
     ledger.read_sync(lambda tx: _policies(tx, found))
-    checked = after = 0
+    checked = after = tombstones = 0
     while after < top:
         part = ledger.read_sync(lambda tx, after=after: _read(tx, after, chunk, top))  # type: ignore[misc]
         checked += _check(part, found)
         _count_told(part, told)
+        tombstones += len(part.tombstones)
         after = part.last
         if progress is not None:
             progress(after, top + top_event)
-    _receiver_duplicates(said, told, ledger.read_sync(_said), found)
+    last: bytes | None = b""
+    while last is not None:
+        last, passed = ledger.read_sync(lambda tx, last=last: _orphans(tx, last, chunk, found))  # type: ignore[misc]
+        tombstones += passed
+    # The attempts of what retention took are gone, and still counted; its tombstones may be gone too.
+    tombstones += ledger.read_sync(lambda tx: tx.rows(sql("retention_state"))[0][2])
+    _receiver_duplicates({} if tombstones else said, told, ledger.read_sync(_said), found)
     after = 0
     while after < top_event:
         after = ledger.read_sync(lambda tx, after=after: _events(tx, after, chunk, found)) or top_event  # type: ignore[misc]
@@ -205,13 +222,16 @@ def _grouped(rows: Sequence[Row], make: Callable[[Row], Any]) -> dict[int, list[
 
 
 def _read(tx: Tx, after: int, chunk: int, top: int) -> _Chunk:
+    steady(tx)
     last = min(tx.rows(sql("verify_window"), (after, chunk, top))[0][0], top)
     span = (after, last)
+    identities = tx.rows(sql("verify_identity"), span)
     part = _Chunk(
         last,
         _times(tx),
         _policies(tx),
-        {seq: (raw, digest) for seq, raw, digest in tx.rows(sql("verify_identity"), span)},
+        {row[0]: (row[1], row[2]) for row in identities},
+        {row[0]: row[3] for row in identities if len(row) > 3 and row[3] is not None},
         {row[0]: Facts._make(row) for row in tx.rows(sql("verify_delivery"), span)},
         {row[0]: State._make(row) for row in tx.rows(sql("verify_state"), span)},
         _grouped(tx.rows(sql("verify_attempt"), span), Attempt._make),
@@ -220,6 +240,7 @@ def _read(tx: Tx, after: int, chunk: int, top: int) -> _Chunk:
         _grouped(tx.rows(sql("verify_transition"), span), Transition._make),
         _grouped(tx.rows(sql("verify_repeat"), span), lambda row: (row[1], row[2], row[3])),
         {seq: (duplicates, conflicts) for seq, duplicates, conflicts in tx.rows(sql("verify_repeat_count"), span)},
+        tx.dialect == "postgres",
         {},
     )
     _payloads(tx, part)
@@ -272,7 +293,7 @@ def _check(part: _Chunk, found: _Found) -> int:
         "transition": part.transitions,
         "repeat": part.repeats.keys() | part.totals.keys(),
     }
-    every = set().union(*tables.values())
+    every = set().union(*tables.values()) - part.tombstones
     for seq in sorted(every):
         if seq not in whole:
             have = [name for name, rows in tables.items() if seq in rows]
@@ -282,6 +303,8 @@ def _check(part: _Chunk, found: _Found) -> int:
         facts = part.facts[seq]
         if part.identities[seq][0] != facts.delivery_id:
             found.add(name, "identity", "identity and delivery disagree about the delivery ID")
+        if seq in part.purged:
+            found.add(name, "identity", f"retention took it at {iso(part.purged[seq])}, and it is still there")
         if facts.event_seq is not None and facts.event_hash is None:
             found.add(name, "event", f"its event {facts.event_seq} is not on the ledger")
         if seq in part.broken:
@@ -295,6 +318,7 @@ def _check(part: _Chunk, found: _Found) -> int:
             part.transitions.get(seq, []),
             part.repeats.get(seq, []),
             part.totals.get(seq, (0, 0)),
+            part.racing,
         )
         for finding in _findings(entries, part):
             found.add(name, finding.rule, finding.message)
@@ -313,22 +337,45 @@ def _name(part: _Chunk, seq: int) -> str:
     return f"seq {seq}"
 
 
+def _orphans(tx: Tx, after: bytes, chunk: int, found: _Found) -> tuple[bytes | None, int]:
+    """Where identities are not read by seq: the next chunk of them, by ID. The last ID, and how many are tombstones."""
+    if tx.dialect == "sqlite":
+        return None, 0
+    steady(tx)
+    rows = tx.rows(sql("verify_orphans"), (after, chunk))
+    tombstones = 0
+    for raw, seq, purged_at, known in rows:
+        if known is not None and known != raw:
+            found.add(to_text("dlv", raw), "identity", "identity and delivery disagree about the delivery ID")
+        elif known is None and purged_at is None:
+            found.add(to_text("dlv", raw), "identity", f"delivery {seq} has an identity, and no delivery")
+        tombstones += purged_at is not None
+    return (rows[-1][0] if rows else None), tombstones
+
+
 def _events(tx: Tx, after: int, chunk: int, found: _Found) -> int:
     """Check the next chunk of events; the last one's number, or 0 when there are none left."""
+    steady(tx)
     times = _times(tx)
     rows = tx.rows(sql("verify_event"), (after, chunk))
     hashes = {}
-    for number, raw, digest, _, accepted_at, fan_out, deliveries in rows:
+    for number, raw, digest, length, accepted_at, fan_out, deliveries, *retention in rows:
         name = to_text("evt", raw)
-        hashes[number] = digest, name
-        if fan_out != deliveries:
+        purged_at, taken = retention or (None, False)
+        if purged_at is None:
+            hashes[number] = digest, name
+        elif length or deliveries:
+            text = f"{name}: retention took its payload, and {length} bytes and {deliveries} deliveries are there"
+            found.add(None, "event", text)
+        # Retention takes deliveries one by one, and the payload with the last.
+        if fan_out != deliveries and not (fan_out > deliveries and (taken or purged_at is not None)):
             found.add(None, "event", f"{name} was fanned out to {fan_out}, and has {deliveries} deliveries")
         if times.future(accepted_at):
             found.add(None, "clock", f"{name} is of {iso(accepted_at)}, ledger time is {iso(times.now)}")
     for span in _batches([(row[0], row[3]) for row in rows]):
         for number, content_type, payload in tx.rows(sql("verify_event_payload"), span):
-            digest, name = hashes[number]
-            if payload_hash(content_type, payload) != digest:
+            digest, name = hashes.get(number, (None, ""))
+            if digest is not None and payload_hash(content_type, payload) != digest:
                 found.add(None, "payload", f"{name}: the payload is not what its hash says")
     return int(rows[-1][0]) if rows else 0
 
@@ -354,7 +401,7 @@ def _receiver_duplicates(before: dict[str, int], told: dict[str, int], after: di
             found.add(None, "receiver_duplicate", text)
 
 
-def _audit(ledger: SqliteLedger, found: _Found) -> None:
+def _audit(ledger: Ledger, found: _Found) -> None:
     previous, last = GENESIS, 0
     while rows := ledger.read_sync(lambda tx, last=last: tx.rows(sql("audit_after"), (last, 1000))):  # type: ignore[misc]
         for number, *row, digest in rows:
@@ -366,61 +413,3 @@ def _audit(ledger: SqliteLedger, found: _Found) -> None:
     times, latest = ledger.read_sync(lambda tx: (_times(tx), tx.rows(sql("verify_latest"))[0][0]))
     if times.future(latest):
         found.add(None, "clock", f"a worker or audit row is of {iso(latest)}, ledger time is {iso(times.now)}")
-
-
-@dataclass(frozen=True, slots=True)
-class ClockRepair(Record):
-    """What :func:`repair_clock` did. ``repaired`` is False when ledger time was not ahead."""
-
-    repaired: bool
-    before_at: int
-    after_at: int
-
-
-def repair_clock(ledger: SqliteLedger, actor: str, reason: str | None = None, *, force: bool = False) -> ClockRepair:
-    """Set ledger time to this host's, where it has run ahead; the act is audited.
-
-    Ledger time runs ahead after a host's clock was wrong for a while, and never comes back by itself. Leases,
-    retries and deadlines that were written meanwhile keep the times they were given. Every process remembers
-    ledger time, so all workers must have been stopped: raises :class:`~redrive.errors.Conflict` while one still
-    runs on this host, unless ``force``.
-    """
-
-    def operation(tx: RawTx, now: int) -> ClockRepair:
-        ledger.clock.forget()
-        host = ledger.clock.estimate()
-        running = [] if force else [pid for pid in _running(tx, now) if pid != os.getpid() and _alive(pid)]
-        if now <= host or running:
-            ledger.clock.observed(now)
-        if now <= host:
-            return ClockRepair(False, now, now)
-        if running:
-            raise Conflict(
-                f"{len(running)} worker process(es) still run and would bring the old time back",
-                param="workers",
-                hint="stop all workers, repair, and start them again",
-            )
-        # The audit row bears the time that was; it explains everything written until then.
-        append_audit(tx, now, actor, CLOCK_REPAIRED, "clock", reason, str(now), str(host))
-        tx.run(sql("clock_set"), (host,))
-        return ClockRepair(True, now, host)
-
-    done = ledger.transact_sync(operation, "operator")
-    if done.repaired:
-        ledger.clock.forget()  # again: a reader may have looked at the old time before the commit
-    return done
-
-
-def _running(tx: Tx, now: int) -> list[int]:
-    here = socket.gethostname()
-    return [pid for host, pid in tx.rows(sql("workers_running"), (now - LIVE_US,)) if host == here]
-
-
-def _alive(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError, OverflowError):
-        try:
-            os.kill(pid, 0)
-        except PermissionError:
-            return True
-        return True
-    return False

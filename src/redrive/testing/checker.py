@@ -1,6 +1,6 @@
 """The offline checker: producer, ledger and oracle joined, and the contract held against all three.
 
-It runs after the fact, on files, and takes no part of the engine's own reading or verifying code::
+It runs after the fact, and takes no part of the engine's own reading or verifying code::
 
     report = check("producer.jsonl", "redrive.db", "receiver.jsonl")
     assert report.ok, report
@@ -105,7 +105,7 @@ class Report:
 
 def check(
     producer_log: Lines,
-    ledger_path: Path | str,
+    ledger_at: Path | str,
     requests: Lines,
     effects: Lines | None = None,
     *,
@@ -113,12 +113,13 @@ def check(
     grace_s: float = 5.0,
 ) -> Report:
     """Join the logs. Each is a file of JSON lines or its objects; :mod:`redrive.testing.evidence` describes them.
+    The ledger is a SQLite file or a ``postgresql://`` URL.
 
     Python jobs are held to the oracle's rules only where ``effects`` is given. ``drained`` says that work ran until
     idle: everything is then terminal or held. Otherwise nothing may be overdue by more than ``grace_s``, which is to
     cover a lease and a sweep of the reaper.
     """
-    ledger = read_ledger(ledger_path)
+    ledger = read_ledger(ledger_at)
     seen, steps = read_lines(requests), read_lines(effects if effects is not None else ())
     produced = read_lines(producer_log)
     strangers = attach_requests(ledger, seen) + attach_effects(ledger, steps)

@@ -3,8 +3,8 @@
 The **producer's log** is JSON lines (:class:`ProducerLog` writes them): ``tried`` before a call that should
 accept work, ``acknowledged`` after it returned. A call without its acknowledgement may or may not have happened.
 
-The **ledger** is read with the standard library's module, read-only, by SQL of the checker's own: nothing of the
-engine's reading code takes part, so that the two can disagree.
+The **ledger** is read in one read-only transaction, by SQL of the checker's own: nothing of the engine's reading code
+takes part, so that the two can disagree.
 
 The **oracle** is the receiver's log (:class:`redrive.testing.receiver.Seen`). For Python jobs an **effects log**
 stands in for it (:class:`EffectsLog`, written by the handler itself).
@@ -16,15 +16,17 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 from redrive.domain.identity import attempt_id, from_text, to_text
+from redrive.ledger.opening import is_postgres
 
 WEBHOOK: Final = "webhook"
 Lines = Path | str | Iterable[Mapping[str, Any]]
@@ -68,6 +70,12 @@ class EffectsLog(_JsonLines):
         self._write({"step": step, "delivery": delivery, "attempt": f"{generation}.{attempt}", "fence": fence})
 
 
+class Row(Protocol):
+    """A row of the ledger, whichever driver read it."""
+
+    def __getitem__(self, column: str, /) -> Any: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sighting:
     """One attempt as somebody outside the ledger saw it."""
@@ -90,11 +98,11 @@ class Sighting:
 class Case:
     """Everything known about one delivery."""
 
-    facts: sqlite3.Row
-    attempts: list[sqlite3.Row] = field(default_factory=list)
-    generations: list[sqlite3.Row] = field(default_factory=list)
-    dead: list[sqlite3.Row] = field(default_factory=list)
-    transitions: list[sqlite3.Row] = field(default_factory=list)
+    facts: Row
+    attempts: list[Row] = field(default_factory=list)
+    generations: list[Row] = field(default_factory=list)
+    dead: list[Row] = field(default_factory=list)
+    transitions: list[Row] = field(default_factory=list)
     sightings: list[Sighting] = field(default_factory=list)
 
     @property
@@ -108,7 +116,7 @@ class Case:
         fences: list[int] = [self.facts["fence"] or 0, *(attempt["fence"] for attempt in self.attempts)]
         return max(fences)
 
-    def of(self, generation: int) -> list[sqlite3.Row]:
+    def of(self, generation: int) -> list[Row]:
         """The attempts of a generation, by number."""
         return [attempt for attempt in self.attempts if attempt["generation"] == generation]
 
@@ -135,19 +143,16 @@ def read_lines(source: Lines) -> list[Mapping[str, Any]]:
 
 @lru_cache
 def _sql(name: str) -> str:
+    """One text for every dialect: they differ in where the tables are, and in where the clock is."""
     return resources.files("redrive.testing").joinpath("sql", f"checker_{name}.sql").read_text(encoding="utf-8")
 
 
-def read_ledger(path: Path | str) -> Ledger:
-    """Read a SQLite ledger. Raises :class:`sqlite3.Error` for a file that is none."""
-    conn = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None)
-    conn.row_factory = sqlite3.Row
-    try:
-        conn.execute("BEGIN")
+def read_ledger(place: Path | str) -> Ledger:
+    """Read the ledger in a SQLite file, or at a ``postgresql://`` URL, in one snapshot.
 
-        def rows(name: str) -> list[sqlite3.Row]:
-            return conn.execute(_sql(name)).fetchall()
-
+    Raises the driver's error, :class:`sqlite3.Error` for one, where there is none.
+    """
+    with _postgres(str(place)) if is_postgres(str(place)) else _sqlite(place) as rows:
         by_seq = {row["seq"]: Case(row) for row in rows("deliveries")}
         for table in ("attempts", "generations", "dead_letters", "transitions"):
             for row in rows(table):
@@ -161,8 +166,35 @@ def read_ledger(path: Path | str) -> Ledger:
             {row["version"]: json.loads(row["spec"]) for row in rows("policies")},
             {row["destination_id"]: json.loads(row["settings"]) for row in rows("destinations")},
         )
-    finally:
-        conn.close()
+
+
+Rows = Callable[[str], Sequence[Row]]
+
+
+@contextmanager
+def _sqlite(path: Path | str) -> Iterator[Rows]:
+    with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None)) as conn:
+        conn.row_factory = sqlite3.Row
+        conn.execute("BEGIN")
+        yield lambda name: conn.execute(_text(name, "sqlite", "main")).fetchall()
+
+
+@contextmanager
+def _postgres(url: str) -> Iterator[Rows]:
+    import psycopg
+    from psycopg.rows import dict_row
+
+    from redrive.ledger.postgres.connect import PostgresUrl
+
+    parsed = PostgresUrl.parse(url)
+    with closing(psycopg.connect(parsed.conninfo, row_factory=dict_row)) as conn:
+        conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        conn.read_only = True
+        yield lambda name: conn.execute(_text(name, "postgres", parsed.schema).encode()).fetchall()
+
+
+def _text(name: str, dialect: str, schema: str) -> str:
+    return _sql(f"clock_{dialect}" if name == "clock" else name).replace("{schema}", schema)
 
 
 def attach_requests(ledger: Ledger, requests: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 from typing import Final
 
-from redrive.testing.evidence import Case, Ledger, Sighting
+from redrive.testing.evidence import Case, Ledger, Row, Sighting
 
 WORDS: Final = ("waiting", "leased", "delivered", "no_op", "dead", "cancelled")
 """Dispositions by their stored number."""
@@ -189,7 +188,7 @@ class Rules:
             if attempt["next_at"] is not None:
                 yield from self._delay(attempt)
 
-    def _delay(self, attempt: sqlite3.Row) -> Iterator[str]:
+    def _delay(self, attempt: Row) -> Iterator[str]:
         policy = self.ledger.policies[self.grants[attempt["generation"]][2]]
         grown = policy["base"] * Fraction(round(policy["factor"] * 1000), 1000) ** (attempt["number"] - 1)
         ceiling = int(min(grown, policy["cap"]))
@@ -273,7 +272,7 @@ class Rules:
             elif letters and not self._cause(letters[0]["cause"], attempts, self.grants[generation][0]):
                 yield f"its dead letter says {letters[0]['cause']}, and its attempts do not"
 
-    def _cause(self, cause: str, attempts: list[sqlite3.Row], most: int) -> bool:
+    def _cause(self, cause: str, attempts: list[Row], most: int) -> bool:
         last = attempts[-1] if attempts else None
         if cause == "age_exhausted":
             return len(attempts) < most and (last is None or last["outcome"] != "permanent")

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
+from redrive.domain.event_filter import matches_any
 from redrive.domain.policy import OnUnknown, Policy
-from redrive.domain.values import matches_any
 from redrive.errors import InvalidInput
-from redrive.ledger.sqlite import registry
-from redrive.ledger.sqlite.ledger import SqliteLedger
-from redrive.ledger.sqlite.tx import Tx
+from redrive.ledger import registry
+from redrive.ledger.base import Ledger
+from redrive.ledger.tx import Tx
 from redrive.webhooks.destinations import Destination, load
 from redrive.webhooks.guard import AddressPolicy
 from redrive.webhooks.headers import resolve_headers
@@ -190,7 +190,7 @@ class Compiled:
 class Catalog:
     """The worker's view of the registry: destinations by ID, and the event schemas."""
 
-    def __init__(self, ledger: SqliteLedger, guard: AddressPolicy, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ledger: Ledger, guard: AddressPolicy, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
         self._guard = guard
         self._clock = clock

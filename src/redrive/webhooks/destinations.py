@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from redrive.domain.identity import to_text
-from redrive.domain.values import check_event_type, check_label, check_slug
-from redrive.errors import Conflict, InvalidInput, NotFound
+from redrive.domain.values import check_event_type, check_label, check_reason, check_slug
+from redrive.errors import Conflict, NotFound
+from redrive.ledger import registry
 from redrive.ledger.audit import append_audit
-from redrive.ledger.sqlite import registry
-from redrive.ledger.sqlite.ledger import SqliteLedger
-from redrive.ledger.sqlite.registry import DestinationRow
-from redrive.ledger.sqlite.tx import RawTx, Tx
+from redrive.ledger.base import Ledger
+from redrive.ledger.registry import DestinationRow
+from redrive.ledger.tx import Tx
 from redrive.webhooks.guard import AddressPolicy
 from redrive.webhooks.schemas import Schemas
 from redrive.webhooks.settings import DestinationSettings, SigningSecret
@@ -85,7 +85,7 @@ class Destinations:
     ``guard`` is the operator's address policy: a URL it refuses is refused here, and again at every dial.
     """
 
-    def __init__(self, ledger: SqliteLedger, guard: AddressPolicy) -> None:
+    def __init__(self, ledger: Ledger, guard: AddressPolicy) -> None:
         self._ledger = ledger
         self._guard = guard
 
@@ -98,7 +98,7 @@ class Destinations:
         settings.target(self._guard)
         destination_id = to_text("dst", secrets.token_bytes(16))
 
-        def operation(tx: RawTx, now: int) -> Destination:
+        def operation(tx: Tx, now: int) -> Destination:
             row = DestinationRow(
                 destination_id,
                 tenant,
@@ -112,7 +112,7 @@ class Destinations:
                 now,
                 now,
             )
-            if not registry.insert(tx, row, settings.event_types):
+            if not registry.insert(tx, row, settings.event_types, settings.policy):
                 raise Conflict(
                     f"tenant {tenant!r} already has a destination {name!r}",
                     param="name",
@@ -129,10 +129,10 @@ class Destinations:
         """Replace a destination's settings. Deliveries that exist keep the budget and policy they were given."""
         settings.target(self._guard)
 
-        def operation(tx: RawTx, now: int) -> Destination:
+        def operation(tx: Tx, now: int) -> Destination:
             row = self._named(tx, tenant, name)
             new = row._replace(scope=settings.scope, url=settings.url, settings=settings.to_json(), updated_at=now)
-            registry.update(tx, new, settings.event_types)
+            registry.update(tx, new, settings.event_types, settings.policy)
             append_audit(tx, now, actor, "destination.change", row.destination_id, None, row.settings, new.settings)
             return load(tx, new)
 
@@ -174,8 +174,7 @@ class Destinations:
         Held work keeps its age deadline and costs no attempt. What is in flight ends as it ends. Raises
         :class:`InvalidInput` without a reason.
         """
-        if not reason.strip():
-            raise InvalidInput("a reason is required", param="reason")
+        check_reason(reason)
         destination_id = self._switch(name, tenant, False, actor, reason)
         return self._hold(destination_id, True, actor, reason, progress)
 
@@ -194,7 +193,7 @@ class Destinations:
     def disable_gone(self, destination_id: str) -> None:
         """410 Gone: the receiver asked never to be called again. What waits is held, not dropped."""
 
-        def operation(tx: RawTx, now: int) -> str | None:
+        def operation(tx: Tx, now: int) -> str | None:
             row = registry.find(tx, destination_id)
             if row is None or not row.enabled:
                 return None
@@ -237,7 +236,7 @@ class Destinations:
             Schemas().register(event_type, schema)  # type: ignore[arg-type]
             text = schema if isinstance(schema, str) else json.dumps(schema)
 
-        def operation(tx: RawTx, now: int) -> None:
+        def operation(tx: Tx, now: int) -> None:
             registry.set_schema(tx, event_type, text, now)
             append_audit(tx, now, actor, "event_type.schema", event_type, None, None, text)
 
@@ -259,7 +258,7 @@ class Destinations:
         return row
 
     def _switch(self, name: str, tenant: str, enabled: bool, actor: str, reason: str | None) -> str:
-        def operation(tx: RawTx, now: int) -> str:
+        def operation(tx: Tx, now: int) -> str:
             row = self._named(tx, tenant, name)
             if bool(row.enabled) != enabled:
                 registry.set_enabled(tx, row.destination_id, enabled, now, reason)
@@ -279,7 +278,7 @@ class Destinations:
         """
         total, after = 0, 0
 
-        def chunk(tx: RawTx, now: int) -> tuple[int, int]:
+        def chunk(tx: Tx, now: int) -> tuple[int, int]:
             row = registry.find(tx, destination_id)
             if row is None or bool(row.enabled) is hold:
                 return 0, after

@@ -63,6 +63,11 @@ Confirm = Callable[[Sent], Awaitable[bool | None]]
 """True: the effect is there. False: it is not, send again. None: cannot tell, try later."""
 
 
+def wall_us() -> int:
+    """This host's clock."""
+    return time.time_ns() // 1000
+
+
 class WebhookHandler:
     """Sends an event's bytes to its destination, signed, and reads the answer by the destination's table.
 
@@ -70,6 +75,9 @@ class WebhookHandler:
     ``webhook-timestamp`` and ``webhook-signature`` are of this attempt (Standard Webhooks); ``redrive-event-id``,
     ``redrive-event-type``, ``redrive-attempt`` (``generation.number``) and ``redrive-attempt-id``, unique for each
     request, say what and which one it is.
+
+    ``clock`` is the time that is signed and that answers are read by, in microseconds UTC: a database server's, where
+    there is one, so that a host whose clock is wrong signs nothing that receivers must refuse.
     """
 
     name = HANDLER
@@ -80,7 +88,9 @@ class WebhookHandler:
         sender: Sender,
         confirms: Mapping[str, Confirm],
         on_gone: Callable[[str], Awaitable[None]],
+        clock: Callable[[], int] = wall_us,
     ) -> None:
+        self._clock = clock
         self._catalog = catalog
         self._sender = sender
         self._confirms = confirms
@@ -117,7 +127,7 @@ class WebhookHandler:
         asked = False
         try:
             if guard.on_unknown is OnUnknown.CONFIRM:
-                destination.ready(time.time_ns() // 1000)  # what is missing here costs no attempt: look before asking
+                destination.ready(self._clock())  # what is missing here costs no attempt: look before asking
                 verdict = await self._confirm(lease, destination, body, guard)
                 if verdict is not None:
                     return verdict
@@ -140,7 +150,7 @@ class WebhookHandler:
         except (_LeaseGone, Withdrawn):
             return None
         hit("send.after")
-        outcome = destination.table.classify(observation, time.time_ns() // 1000, destination.settings.excerpt)
+        outcome = destination.table.classify(observation, self._clock(), destination.settings.excerpt)
         if isinstance(observation, Failure) and _log.isEnabledFor(logging.DEBUG):
             _log.debug("delivery to %s failed: %s", lease.destination, observation)
         if outcome.disable_destination:
@@ -153,7 +163,7 @@ class WebhookHandler:
 
     def request(self, lease: Lease, destination: Compiled, body: bytes, guard: LeaseGuard) -> Prepared:
         """The request of this attempt. Raises :class:`SecretUnavailable`."""
-        now_us = time.time_ns() // 1000
+        now_us = self._clock()
         timestamp = now_us // 1_000_000
         template, signer = destination.ready(now_us)
         text = to_text("dlv", lease.delivery_id)

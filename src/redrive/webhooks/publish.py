@@ -9,13 +9,13 @@ from functools import lru_cache
 from typing import Any, Final
 
 from redrive.domain import identity
-from redrive.domain.delivery import Decided, Hold, NewDelivery, NewEvent, Published
+from redrive.domain.delivery import Hold, NewDelivery, NewEvent
 from redrive.domain.envelope import CURRENT, payload_hash
 from redrive.domain.identity import UNIQUE, Key, Unique
 from redrive.domain.values import canonical_json, check_event_type, check_json_bytes, check_label, utc_us
 from redrive.errors import InvalidInput, PayloadTooLarge
-from redrive.ledger.sqlite.enqueue import accept_events, count_unlisted_conflicts, note_conflicts
-from redrive.ledger.sqlite.tx import Tx
+from redrive.ledger.base import FanOutOf
+from redrive.ledger.tx import Tx
 from redrive.webhooks.catalog import FanOut
 
 HANDLER: Final = "webhook"
@@ -137,20 +137,11 @@ def fan_out_of(tx: Tx, event: NewEvent, fan_out: FanOut) -> list[NewDelivery]:
     ]
 
 
-def publish_all(
-    tx: Tx, now: int, events: Sequence[NewEvent], fan_out: FanOut, *, path: str, producer: str
-) -> list[Published]:
-    """All of them, or, with one conflict among them, none. The conflicts are recorded, and are in the result."""
-    tx.run("SAVEPOINT redrive_publish")
-    fan_out.refresh(tx)
-    accepted = [(event, fan_out_of(tx, event, fan_out)) for event in events]
-    results = accept_events(tx, now, accepted, path=path, producer=producer)
-    if any(result.decided is Decided.CONFLICT for result in results):
-        tx.run("ROLLBACK TO redrive_publish")
-        for result in results:
-            if result.decided is Decided.CONFLICT:
-                note_conflicts(tx, now, result.deliveries, path=path, producer=producer)
-                if not result.deliveries:
-                    count_unlisted_conflicts(tx, 1)
-    tx.run("RELEASE redrive_publish")
-    return results
+def fanning_out(fan_out: FanOut) -> FanOutOf:
+    """The deliveries of events, for a ledger that asks for them in its transaction."""
+
+    def deliveries_of(tx: Tx, events: Sequence[NewEvent]) -> list[list[NewDelivery]]:
+        fan_out.refresh(tx)
+        return [fan_out_of(tx, event, fan_out) for event in events]
+
+    return deliveries_of

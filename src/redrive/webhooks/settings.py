@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import PurePosixPath
 from typing import Any, Final, Self
 
+from redrive.domain.event_filter import EventFilter
 from redrive.domain.policy import WEBHOOKS, OnUnknown, Policy
-from redrive.domain.values import EventFilter, check_label, check_slug
+from redrive.domain.values import check_label, check_slug
 from redrive.errors import InvalidInput
 from redrive.webhooks.guard import AddressPolicy
 from redrive.webhooks.headers import check_headers

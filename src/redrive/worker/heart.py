@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from redrive.errors import RedriveError
+from redrive.domain.ports import Extended
+from redrive.errors import LedgerVersion, RedriveError
 
 _log = logging.getLogger("redrive.worker")
 _BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
@@ -38,17 +39,25 @@ class Held(Protocol):
 
 
 class Heart:
-    """Extends what ``held()`` lists, every ``lease_s / 3``, and at least every :data:`MOST_S`."""
+    """Extends what ``held()`` lists, every ``lease_s / 3``, and at least every :data:`MOST_S`.
+
+    After each beat ``check()`` may raise :class:`~redrive.errors.LedgerVersion`: this release must not go on with the
+    ledger. ``refused(error)`` is told once, in this thread, and leases are extended all the same while it drains.
+    """
 
     def __init__(
         self,
-        extend: Callable[[list[tuple[int, int]]], set[int]],
+        extend: Callable[[list[tuple[int, int]]], Extended],
         held: Callable[[], Sequence[Held]],
         lease_s: float,
+        check: Callable[[], None] | None = None,
+        refused: Callable[[LedgerVersion], None] | None = None,
     ) -> None:
         self._extend = extend
         self._held = held
         self._lease_s = lease_s
+        self._check = check
+        self._refused = refused
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="redrive-heart", daemon=True)
 
@@ -70,6 +79,19 @@ class Heart:
                 _log.warning("heartbeat failed: %s", exc)
             except Exception:
                 _log.exception("heartbeat failed")
+            self._look()
+
+    def _look(self) -> None:
+        if self._check is None:
+            return
+        try:
+            self._check()
+        except LedgerVersion as exc:
+            self._check = None
+            if self._refused is not None:
+                self._refused(exc)
+        except Exception as exc:
+            _log.debug("the ledger's schema could not be checked: %s", exc)
 
     def beat(self) -> None:
         """Extend every lease that is held now, and mark those that turn out to be lost."""
@@ -79,9 +101,9 @@ class Heart:
         newest: dict[int, int] = {}
         for entry in held:
             newest[entry.seq] = max(entry.fence, newest.get(entry.seq, 0))
-        lost = self._extend(list(newest.items()))
+        lost, untouched = self._extend(list(newest.items()))
         for entry in held:
             if entry.seq in lost or entry.fence != newest[entry.seq]:
                 entry.lost = True
-            else:
+            elif entry.seq not in untouched:
                 entry.valid_until = before + self._lease_s

@@ -159,6 +159,11 @@ class Supervisor:
                 child.process.kill()
 
     @property
+    def was_stopped(self) -> bool:
+        """Whether a signal asked for the end."""
+        return self._signals > 0
+
+    @property
     def _stopping(self) -> bool:
         return self._signals > 0 or self._refused
 

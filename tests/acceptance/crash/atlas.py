@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from tests.acceptance.crash.conftest import databases
 from tests.acceptance.crash.rig import ROOT
-from tests.acceptance.crash.story import JOB, RUNS, WEBHOOK, Story, tell_all
+from tests.acceptance.crash.story import JOB, RUNS, WEBHOOK, Stories, Story, tell_all
+from tests.services.postgres import PostgresServer
 
 from redrive.failpoint import NAMES
 
@@ -52,36 +54,44 @@ by the next worker's reaper. In each run the process was killed the first time i
 webhooks or nothing but jobs to do; then the rest of {events} events and {jobs} Python jobs was handed over, and one
 healthy worker ran until nothing was left. The offline checker and `redrive verify` were clean after every run. One
 event is refused with 400 and one job refuses itself: these two dead letters belong to every run, and so does one
-attempt recorded unknown, for a request that is never answered. Times run from the kill and include starting two Python
-processes, one to hand over the rest and one to work.
+attempt recorded unknown, for a request that is never answered. Times run from the kill and include handing over the
+rest and starting the Python process that works.
+
+Every run was made twice: with the ledger in a SQLite file, which is what is told, and on a PostgreSQL server. What was
+different there is said beside it.
 
 Written by `python -m tests.acceptance.crash.atlas`; `make test` repeats the runs and compares.
 
 """
 
 
-def render(stories: Mapping[tuple[str, str], Story]) -> str:
+Runs = Mapping[tuple[str, str], Story]
+
+
+def render(stories: Runs, on_postgres: Runs) -> str:
     """The page."""
     from tests.acceptance.crash.scenario import Scenario
 
     scenario = Scenario(0, "")
     events, jobs = sum(scenario.events.values()), sum(scenario.jobs.values())
     parts = [_INTRO.format(lease=scenario.lease, events=events, jobs=jobs)]
-    parts.append("| killed at | the outside has seen | the ledger says right after | what happens next |\n")
-    parts.append("|---|---|---|---|\n")
-    parts += [f"{row(stories[run])}\n" for run in RUNS]
+    parts.append("| killed at | the outside has seen | the ledger says right after | on PostgreSQL | ")
+    parts.append("what happens next |\n|---|---|---|---|---|\n")
+    parts += [f"{row(stories[run], on_postgres[run])}\n" for run in RUNS]
     for name in NAMES:
         parts.append(f'\n<a id="{_anchor(name)}"></a>\n\n## {name}\n\nThe process died {WHERE[name]}.\n')
-        parts += [_section(stories[name, kind]) for kind in (WEBHOOK, JOB) if (name, kind) in stories]
+        kinds = [kind for kind in (WEBHOOK, JOB) if (name, kind) in stories]
+        parts += [_section(stories[name, kind], on_postgres[name, kind]) for kind in kinds]
     return "".join(parts)
 
 
-def row(story: Story) -> str:
+def row(story: Story, on_postgres: Story) -> str:
     """The failpoint's line of the table."""
     cells = [
         f"{story.kind} at [{story.failpoint}](#{_anchor(story.failpoint)})",
         seen(story),
         ledger(story),
+        difference(story, on_postgres),
         following(story),
     ]
     return f"| {' | '.join(cells)} |"
@@ -131,7 +141,27 @@ def following(story: Story) -> str:
     return f"{'; '.join(parts)}; it ends as {story.at_end.disposition}"
 
 
-def _section(story: Story) -> str:
+def difference(story: Story, other: Story) -> str:
+    """What the same kill left elsewhere, if it is not the same."""
+    told = [(seen(each), ledger(each)) for each in (story, other)]
+    return "the same" if told[0] == told[1] else "; ".join(told[1])
+
+
+def _elsewhere(story: Story, other: Story) -> str:
+    parts = [difference(story, other)]
+    if following(other) != following(story):
+        parts.append(f"then {following(other)}")
+    if other.next_start_ms is not None:
+        parts.append(f"its next attempt started {other.next_start_ms} ms after the kill")
+    s = other.summary
+    parts.append(
+        f"in the whole run lost {s['lost']}, duplicates unexplained {s['unexplained']}, over budget "
+        f"{s['over_budget']}, early {s['early']}"
+    )
+    return "; ".join(parts)
+
+
+def _section(story: Story, on_postgres: Story) -> str:
     name = story.failpoint
     subject = (
         f"a webhook to the destination `{story.subject}`" if story.kind == WEBHOOK else f"a job for `{story.subject}`"
@@ -154,6 +184,7 @@ def _section(story: Story) -> str:
         f"recovered from one {s['recovered']}, duplicates explained {s['duplicates_explained']}; lost {s['lost']}, "
         f"duplicates unexplained {s['unexplained']}, over budget {s['over_budget']}, early {s['early']}."
     )
+    lines.append(f"- **On PostgreSQL:** {_elsewhere(story, on_postgres)}.")
     return "\n".join(lines) + "\n"
 
 
@@ -169,22 +200,28 @@ def structure(text: str) -> list[str]:
     lines = []
     for line in text.splitlines():
         if line.startswith("| "):
-            lines.append("|".join(line.split("|")[:4]))
+            lines.append("|".join(line.split("|")[:5]))
         elif line.startswith(("#", "The process died")):
             lines.append(line)
     return lines
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        stories = tell_all(Path(folder))
+    with tempfile.TemporaryDirectory() as folder, PostgresServer.start(durable=False) as server:
+        on_sqlite = _told(tell_all(Path(folder, "sqlite")))
+        with databases(server) as new:
+            on_postgres = _told(tell_all(Path(folder, "postgres"), new))
+    PAGE.write_text(render(on_sqlite, on_postgres), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}: {len(NAMES)} failpoints, {len(on_sqlite) + len(on_postgres)} runs")
+
+
+def _told(stories: Stories) -> dict[tuple[str, str], Story]:
     told: dict[tuple[str, str], Story] = {}
     for run, story in stories.items():
         if isinstance(story, BaseException):
             raise story
         told[run] = story
-    PAGE.write_text(render(told), encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(ROOT)}: {len(NAMES)} failpoints, {len(told)} runs")
+    return told
 
 
 if __name__ == "__main__":

@@ -13,17 +13,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Self
 
+import psycopg
+from psycopg.rows import dict_row
 from tests.acceptance.crash.scenario import (
     ANSWERS,
+    LEDGER_VARIABLE,
     SECRET,
     SECRET_VARIABLE,
     Scenario,
     ledger_path,
     prepare,
+    produce,
 )
 
 from redrive.domain.identity import to_text
-from redrive.ledger.sqlite.ledger import SqliteLedger
+from redrive.ledger.opening import open_ledger
+from redrive.ledger.postgres.connect import PostgresUrl
 from redrive.ledger.verify import verify
 from redrive.testing.checker import Report, check
 from redrive.testing.evidence import read_lines
@@ -47,25 +52,36 @@ def receiver(folder: Path, prefixes: list[str]) -> Iterator[Receiver]:
         yield process
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S) -> None:
+def until(condition: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S, every_s: float = 0.005) -> None:
     """Wait for something that other processes bring about."""
     end = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > end:
             raise AssertionError(f"it did not happen within {timeout_s} s: {what}")
-        time.sleep(0.005)
+        time.sleep(every_s)
 
 
 class Process:
     """One scenario process. Stopped by its own PID, whatever state it is in."""
 
-    def __init__(self, folder: Path, role: str, failpoint: str | None = None, slots: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        role: str,
+        failpoint: str | None = None,
+        slots: int | None = None,
+        ledger: str | None = None,
+        skew_s: int = 0,
+    ) -> None:
         environ = {**os.environ, SECRET_VARIABLE: SECRET}
+        if ledger is not None:
+            environ[LEDGER_VARIABLE] = ledger
         environ.pop("REDRIVE_FAILPOINT", None)
         if failpoint is not None:
             environ["REDRIVE_FAILPOINT"] = failpoint
         self.stderr = folder / f"{role}-{time.monotonic_ns()}.stderr"
-        command = [sys.executable, "-m", "tests.acceptance.crash.scenario", role, str(folder)]
+        program = ["scenario"] if not skew_s else ["skewed", str(skew_s)]
+        command = [sys.executable, "-m", f"tests.acceptance.crash.{program[0]}", *program[1:], role, str(folder)]
         command += [] if slots is None else [str(slots)]
         with self.stderr.open("wb") as stderr:
             self._process = subprocess.Popen(command, cwd=ROOT, env=environ, stderr=stderr)
@@ -102,10 +118,14 @@ class Process:
 
 
 class Rig:
-    """One scenario: a ledger of its own, its logs, its processes."""
+    """One scenario: a ledger of its own, its logs, its processes.
 
-    def __init__(self, folder: Path, receiver: Receiver, scenario: Scenario) -> None:
+    ``look`` is the URL by which the rig itself looks at a server's ledger, if not the processes' own.
+    """
+
+    def __init__(self, folder: Path, receiver: Receiver, scenario: Scenario, look: str | None = None) -> None:
         self.folder = folder
+        self.server = look or scenario.ledger
         self.receiver = receiver
         self.scenario = scenario
         self._processes: list[Process] = []
@@ -119,14 +139,18 @@ class Rig:
             process.end()
 
     @property
-    def ledger(self) -> Path:
-        return ledger_path(self.folder)
+    def ledger(self) -> Path | str:
+        """The ledger's file, or its URL."""
+        return self.server or ledger_path(self.folder)
 
     # Processes.
 
-    def start(self, role: str, failpoint: str | None = None, slots: int | None = None) -> Process:
-        """Start ``produce``, ``work`` (until idle) or ``serve`` (until told), armed or not."""
-        process = Process(self.folder, role, failpoint, slots)
+    def start(self, role: str, failpoint: str | None = None, slots: int | None = None, **other: Any) -> Process:
+        """Start ``produce``, ``stream``, ``work`` (until idle) or ``serve`` (until told), armed or not.
+
+        ``ledger`` is another way to the ledger, ``skew_s`` how wrong the host's clock is.
+        """
+        process = Process(self.folder, role, failpoint, slots, **other)
         self._processes.append(process)
         return process
 
@@ -136,7 +160,7 @@ class Rig:
 
     def produce(self) -> None:
         """Everything is handed over and acknowledged."""
-        assert self.run("produce") == 0, self.complaints()
+        produce(self.folder, Scenario.load(self.folder))
 
     def finish(self) -> None:
         """A healthy worker does what is left."""
@@ -153,9 +177,9 @@ class Rig:
         return [seen for seen in self.receiver.requests() if seen["path"].startswith(self.scenario.prefix + "/")]
 
     def effects(self) -> list[Any]:
-        """What the handlers logged, and the effects that are rows in the ledger's own file."""
+        """What the handlers logged, and the effects that are rows in the ledger's own database."""
         steps = read_lines(self.folder / "effects.jsonl")
-        rows = self.rows("SELECT at_us, delivery, attempt, fence FROM effect ORDER BY rowid")
+        rows = self.rows("SELECT at_us, delivery, attempt, fence FROM effect ORDER BY at_us")
         own = [{**row, "step": "effect"} for row in rows]
         return sorted([*steps, *own], key=lambda step: step["at_us"])
 
@@ -164,13 +188,21 @@ class Rig:
         return [(step["delivery"], step["attempt"]) for step in self.effects() if step["step"] == "start"]
 
     def rows(self, statement: str, *arguments: Any) -> list[dict[str, Any]]:
-        """Ask the ledger's file."""
+        """Ask the ledger, in SQL that both databases understand."""
+        if self.server:
+            return self._server_rows(statement.replace("?", "%s"), *arguments)
         conn = sqlite3.connect(f"file:{self.ledger}?mode=ro", uri=True, timeout=10)
         conn.row_factory = sqlite3.Row
         try:
             return [dict(row) for row in conn.execute(statement, arguments)]
         finally:
             conn.close()
+
+    def _server_rows(self, statement: str, *arguments: Any) -> list[dict[str, Any]]:
+        url = PostgresUrl.parse(self.server)
+        with psycopg.connect(url.conninfo, row_factory=dict_row) as conn:
+            conn.execute("SELECT set_config('search_path', %s, true)", [f"{url.schema}, public"])
+            return conn.execute(statement.encode(), arguments or None).fetchall()
 
     def deliveries(self) -> list[dict[str, Any]]:
         """Every delivery as it stands: name, handler, disposition in words, attempt, fence."""
@@ -192,6 +224,9 @@ class Rig:
 
     def unlocked(self) -> bool:
         """Whether nobody is in a write transaction: a process that is stopped in one keeps everybody waiting."""
+        if self.server:
+            open_ones = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
+            return not self._server_rows(open_ones + " AND xact_start IS NOT NULL AND pid <> pg_backend_pid()")
         conn = sqlite3.connect(self.ledger, timeout=0.2, isolation_level=None)
         try:
             conn.execute("BEGIN IMMEDIATE")
@@ -210,7 +245,7 @@ class Rig:
         """The contract holds, by the checker and by ``redrive verify``; returns the checker's report."""
         report = self.check()
         assert report.ok, f"{report}\n{self.complaints()}"
-        ledger = SqliteLedger(f"sqlite:///{self.ledger}", "development")
+        ledger = open_ledger(self.server or f"sqlite:///{self.ledger}", "development")
         try:
             verified = verify(ledger, quick_check=True)
         finally:

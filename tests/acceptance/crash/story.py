@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,13 +61,13 @@ class Story:
     """The checker's report at the end."""
 
 
-def tell(name: str, kind: str, folder: Path, process: Receiver) -> Story:
+def tell(name: str, kind: str, folder: Path, process: Receiver, ledger: str = "") -> Story:
     """Kill at ``name``, first time it is passed, one slot; then finish, check and describe. Asserts the contract.
 
     Only work of ``kind`` is there when the process dies, so that a run is the same on a slow machine; the rest is
     handed over afterwards.
     """
-    whole = Scenario(process.port, prefix(name, kind))
+    whole = Scenario(process.port, prefix(name, kind), ledger=ledger)
     jobs = {_JOBS_ONLY[name]: 1} if name in _JOBS_ONLY else {"plain": 2}
     first = replace(whole, jobs={}) if kind == WEBHOOK else replace(whole, events={}, jobs=jobs)
     with Rig(folder, process, first) as rig:
@@ -133,12 +134,12 @@ def _standing(rig: Rig, row: dict[str, Any]) -> Standing:
 Stories = dict[tuple[str, str], Story | BaseException]
 
 
-def tell_all(folder: Path) -> Stories:
-    """Every run once, a few at a time: most of a run is waiting for a lease to end."""
+def tell_all(folder: Path, new_ledger: Callable[[], str] = str) -> Stories:
+    """Every run once, a few at a time: most of a run is waiting for a lease to end. Each has a ledger of its own."""
 
     def told(run: tuple[str, str]) -> Story | BaseException:
         try:
-            return tell(*run, folder / "-".join(run), process)
+            return tell(*run, folder / "-".join(run), process, new_ledger())
         except BaseException as exc:
             return exc
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.acceptance.crash.conftest import MakeRig
+import pytest
+from tests.acceptance.crash.conftest import POSTGRES_IN_FULL, MakeRig
 from tests.acceptance.crash.rig import KILLED
 
 
@@ -40,6 +41,7 @@ def test_killed_right_after_the_commit_both_are_there_and_nothing_is_repeated(ma
     rig.assert_sound()
 
 
+@pytest.mark.parametrize("place", POSTGRES_IN_FULL, indirect=True)
 def test_killed_again_and_again_the_effect_is_there_once(make_rig: MakeRig) -> None:
     rig = make_rig(events={}, jobs={"ledgered": 5}, slots=5, threads=5)
     rig.produce()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import time
 
-from tests.acceptance.crash.conftest import MakeRig
+import pytest
+from tests.acceptance.crash.conftest import POSTGRES_IN_FULL, MakeRig
 from tests.acceptance.crash.rig import Process, Rig, until
 
 JOBS, THREADS = 6, 2
@@ -44,6 +45,7 @@ def test_sigterm_finishes_what_runs_and_returns_the_rest_uncharged(make_rig: Mak
     assert (report.counts["attempts"], report.counts["unknown"]) == (JOBS, 0)
 
 
+@pytest.mark.parametrize("place", POSTGRES_IN_FULL, indirect=True)
 def test_a_second_signal_stops_at_once(make_rig: MakeRig) -> None:
     rig = make_rig(events={}, jobs={"blocking": JOBS}, threads=THREADS, slots=JOBS, drain=60.0)
     worker = _draining(rig)
@@ -61,6 +63,7 @@ def test_a_second_signal_stops_at_once(make_rig: MakeRig) -> None:
     assert {row["attempt"] for row in rig.deliveries() if row["name"] in {r["name"] for r in running}} == {2}
 
 
+@pytest.mark.parametrize("place", POSTGRES_IN_FULL, indirect=True)
 def test_what_outlives_the_drain_is_left_to_expire(make_rig: MakeRig) -> None:
     rig = make_rig(events={}, jobs={"blocking": JOBS}, threads=THREADS, slots=JOBS, drain=0.2)
     worker = _draining(rig)

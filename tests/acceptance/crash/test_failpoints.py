@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
 from tests.acceptance.crash.atlas import PAGE, WHERE, render, structure
+from tests.acceptance.crash.conftest import POSTGRES_IN_FULL, MakeRig, NewLedger, databases
 from tests.acceptance.crash.rig import KILLED, Rig, receiver
 from tests.acceptance.crash.scenario import Scenario
 from tests.acceptance.crash.story import JOB, RUNS, WEBHOOK, Stories, Story, tell_all
@@ -42,8 +44,23 @@ AT_KILL = {
 
 
 @pytest.fixture(scope="module")
-def stories(tmp_path_factory: pytest.TempPathFactory) -> Stories:
-    return tell_all(tmp_path_factory.mktemp("failpoints"))
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Stories]:
+    """Every run on a ledger; each ledger's are made once."""
+
+    @cache
+    def tell(ledger: str) -> Stories:
+        folder = tmp_path_factory.mktemp(f"failpoints-{ledger}")
+        if ledger == "sqlite":
+            return tell_all(folder)
+        with databases(request.getfixturevalue("postgres")) as new:
+            return tell_all(folder, new)
+
+    return tell
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def stories(request: pytest.FixtureRequest, told: Callable[[str], Stories]) -> Stories:
+    return told(request.param)
 
 
 def _story(stories: Stories, name: str, kind: str) -> Story:
@@ -77,39 +94,38 @@ def test_killed_once_everything_is_delivered_and_every_log_agrees(stories: Stori
     assert story.summary["dead"] == 2
 
 
-def test_the_crash_atlas_tells_what_these_runs_showed(stories: Stories) -> None:
-    told = {run: _story(stories, *run) for run in RUNS}
+def test_the_crash_atlas_tells_what_these_runs_showed(told: Callable[[str], Stories]) -> None:
+    on_sqlite, on_postgres = ({run: _story(told(ledger), *run) for run in RUNS} for ledger in ("sqlite", "postgres"))
     written = PAGE.read_text(encoding="utf-8")
-    assert structure(written) == structure(render(told)), "write it again: python -m tests.acceptance.crash.atlas"
+    again = structure(render(on_sqlite, on_postgres))
+    assert structure(written) == again, "write it again: python -m tests.acceptance.crash.atlas"
 
 
+@pytest.mark.parametrize("place", POSTGRES_IN_FULL, indirect=True)
 @pytest.mark.parametrize("action", ["exit", "stop"])
-def test_other_ways_to_die(tmp_path: Path, action: str) -> None:
-    with (
-        receiver(tmp_path / "receiver", ["/other"]) as process,
-        Rig(tmp_path / "rig", process, Scenario(process.port, "/other")) as rig,
-    ):
-        rig.produce()
-        worker = rig.start("work", f"send.after:2:{action}")
-        if action == "exit":
-            assert worker.wait() == 97
-        else:
-            worker.until_stopped()
-            worker.end()
-        rig.finish()
-        rig.assert_sound()
+def test_other_ways_to_die(make_rig: MakeRig, action: str) -> None:
+    rig = make_rig()
+    rig.produce()
+    worker = rig.start("work", f"send.after:2:{action}")
+    if action == "exit":
+        assert worker.wait() == 97
+    else:
+        worker.until_stopped()
+        worker.end()
+    rig.finish()
+    rig.assert_sound()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
     prefixes = [f"/{name}/{n}" for name in NAMES for n in range(1, MOST_PASSES + 1)]
     with receiver(tmp_path_factory.mktemp("crowd"), prefixes) as process:
         yield process
 
 
-def _kill_at(name: str, n: int, folder: Path, process: Receiver) -> bool:
+def _kill_at(name: str, n: int, folder: Path, process: Receiver, ledger: str) -> bool:
     """Whether the process passed the failpoint ``n`` times, and so was killed. The contract holds either way."""
-    with Rig(folder / str(n), process, Scenario(process.port, f"/{name}/{n}")) as rig:
+    with Rig(folder / str(n), process, Scenario(process.port, f"/{name}/{n}", ledger=ledger)) as rig:
         if name.startswith("enqueue."):
             status = rig.run("produce", f"{name}:{n}")
             rig.produce()
@@ -126,11 +142,13 @@ def _kill_at(name: str, n: int, folder: Path, process: Receiver) -> bool:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
-def test_killed_at_each_passage_until_nothing_fires(tmp_path: Path, crowd: Receiver, name: str) -> None:
+def test_killed_at_each_passage_until_nothing_fires(
+    tmp_path: Path, crowd: Receiver, place: NewLedger, name: str
+) -> None:
     killed = 0
     with ThreadPoolExecutor(4) as pool:
         for first in range(1, MOST_PASSES, 4):
-            fired = list(pool.map(lambda n: _kill_at(name, n, tmp_path, crowd), range(first, first + 4)))
+            fired = list(pool.map(lambda n: _kill_at(name, n, tmp_path, crowd, place()), range(first, first + 4)))
             killed += sum(fired)
             if not all(fired):
                 break

@@ -5,13 +5,14 @@ from __future__ import annotations
 import signal
 
 import pytest
-from tests.acceptance.crash.conftest import MakeRig
+from tests.acceptance.crash.conftest import POSTGRES_IN_FULL, MakeRig, everywhere
 from tests.acceptance.crash.rig import KILLED
 
 BUDGET = 3
+DEATHS = [("kill", KILLED), ("exit", 3), ("segv", -signal.SIGSEGV)]
 
 
-@pytest.mark.parametrize(("how", "status"), [("kill", KILLED), ("exit", 3), ("segv", -signal.SIGSEGV)])
+@pytest.mark.parametrize(("place", "how", "status"), everywhere(DEATHS, DEATHS[:1]), indirect=["place"])
 def test_a_poison_job_is_quarantined_after_exactly_its_budget(make_rig: MakeRig, how: str, status: int) -> None:
     rig = make_rig(
         events={"ok": 3}, jobs={"plain": 3, "sync": 2, "ledgered": 1, "poison": 1}, max_attempts=BUDGET, poison=how
@@ -35,6 +36,7 @@ def test_a_poison_job_is_quarantined_after_exactly_its_budget(make_rig: MakeRig,
     rig.assert_sound()
 
 
+@pytest.mark.parametrize("place", POSTGRES_IN_FULL, indirect=True)
 def test_quarantine_costs_no_worker_anything(make_rig: MakeRig) -> None:
     rig = make_rig(events={}, jobs={"poison": 1}, max_attempts=1, poison="exit")
     rig.produce()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import signal
+import time
 from typing import Any
 
 import pytest
-from tests.acceptance.crash.conftest import MakeRig
+from tests.acceptance.crash.conftest import POSTGRES_IN_FULL, MakeRig, everywhere
 from tests.acceptance.crash.rig import Process, Rig, until
+
+BEFORE = [("execute.before",), ("connect.before",), ("send.before",)]
+AFTER = [("receive.head",), ("send.after",), ("execute.after",)]
 
 
 def _stopped(make_rig: MakeRig, failpoint: str | None = None, **fields: Any) -> tuple[Rig, Process]:
@@ -35,7 +39,7 @@ def _evidence(rig: Rig) -> list[tuple[str, int]]:
     return [(row["kind"], row["fence"]) for row in rig.rows("SELECT kind, fence FROM transition ORDER BY transition")]
 
 
-@pytest.mark.parametrize("failpoint", ["execute.before", "connect.before", "send.before"])
+@pytest.mark.parametrize(("place", "failpoint"), everywhere(BEFORE, BEFORE[-1:]), indirect=["place"])
 def test_stopped_before_the_write_it_sends_nothing_with_the_old_fence(make_rig: MakeRig, failpoint: str) -> None:
     rig, worker = _stopped(make_rig, failpoint, events={"ok": 1}, jobs={})
     _overtake(rig, worker)
@@ -45,7 +49,7 @@ def test_stopped_before_the_write_it_sends_nothing_with_the_old_fence(make_rig: 
     assert report.counts["duplicates_explained"] == 0
 
 
-@pytest.mark.parametrize("failpoint", ["receive.head", "send.after", "execute.after"])
+@pytest.mark.parametrize(("place", "failpoint"), everywhere(AFTER, AFTER[:1]), indirect=["place"])
 def test_stopped_after_the_write_its_late_success_is_kept_as_evidence(make_rig: MakeRig, failpoint: str) -> None:
     rig, worker = _stopped(make_rig, failpoint, events={"ok": 1}, jobs={})
     _overtake(rig, worker)
@@ -57,6 +61,7 @@ def test_stopped_after_the_write_its_late_success_is_kept_as_evidence(make_rig: 
     assert report.counts["duplicates_explained"] == 1
 
 
+@pytest.mark.parametrize("place", POSTGRES_IN_FULL, indirect=True)
 def test_a_job_that_was_not_called_yet_is_not_called_with_the_old_fence(make_rig: MakeRig) -> None:
     rig, worker = _stopped(make_rig, "execute.before", events={}, jobs={"sync": 1})
     _overtake(rig, worker)
@@ -64,6 +69,7 @@ def test_a_job_that_was_not_called_yet_is_not_called_with_the_old_fence(make_rig
     rig.assert_sound()
 
 
+@pytest.mark.parametrize("place", POSTGRES_IN_FULL, indirect=True)
 def test_a_job_that_waits_for_a_thread_is_not_called_with_the_old_fence(make_rig: MakeRig) -> None:
     rig = make_rig(events={}, jobs={"blocking": 2}, threads=1)
     rig.produce()
@@ -85,6 +91,7 @@ def test_a_job_that_waits_for_a_thread_is_not_called_with_the_old_fence(make_rig
     rig.assert_sound()
 
 
+@pytest.mark.parametrize("place", POSTGRES_IN_FULL, indirect=True)
 def test_a_job_stopped_in_its_handler_reports_late(make_rig: MakeRig) -> None:
     rig, worker = _stopped(make_rig, events={}, jobs={"stopping": 1})
     _overtake(rig, worker)
@@ -97,8 +104,7 @@ def test_a_success_that_is_late_but_not_yet_retried_buys_no_second_effect(make_r
     """Stopped past its lease with nobody to reap it: it closes its own attempt, and nothing is sent again."""
     rig, worker = _stopped(make_rig, "send.after", events={"ok": 1}, jobs={})
     (row,) = rig.deliveries()
-    now = "SELECT leased_until <= CAST(strftime('%s') AS INTEGER) * 1000000 AS past FROM delivery_state"
-    until(lambda: bool(rig.rows(now)[0]["past"]), "the lease runs out", 10)
+    until(lambda: bool(row["leased_until"] < time.time_ns() // 1000), "the lease runs out", 10)
     assert row["disposition"] == "leased"
     worker.signal(signal.SIGCONT)
     assert worker.wait() == 0, rig.complaints()

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.acceptance.crash.conftest import MakeRig
+from tests.acceptance.crash.conftest import POSTGRES_IN_FULL, MakeRig, NewLedger
 from tests.acceptance.crash.rig import Process, Rig, receiver
 from tests.acceptance.crash.scenario import Scenario
 
@@ -42,6 +42,7 @@ def storm(rig: Rig, chance: random.Random, signals: int, longest_s: float) -> No
         worker.wait()
 
 
+@pytest.mark.parametrize("place", POSTGRES_IN_FULL, indirect=True)
 def test_two_workers_three_hundred_deliveries_and_random_kills(make_rig: MakeRig) -> None:
     seed = 20260821
     rig = make_rig(
@@ -57,11 +58,16 @@ def test_two_workers_three_hundred_deliveries_and_random_kills(make_rig: MakeRig
     assert len(rig.rows("SELECT DISTINCT delivery FROM effect")) == len(rig.rows("SELECT * FROM effect")) == 20
 
 
-def _seeded(seed: int, folder: Path, process: Receiver) -> str | None:
+def _seeded(seed: int, folder: Path, process: Receiver, ledger: str) -> str | None:
     """What went wrong under this seed, or None."""
     chance = random.Random(seed)
     scenario = Scenario(
-        process.port, f"/{seed}", slots=chance.choice((1, 3, 32)), threads=chance.choice((1, 8)), max_attempts=20
+        process.port,
+        f"/{seed}",
+        slots=chance.choice((1, 3, 32)),
+        threads=chance.choice((1, 8)),
+        max_attempts=20,
+        ledger=ledger,
     )
     try:
         with Rig(folder / str(seed), process, scenario) as rig:
@@ -75,7 +81,7 @@ def _seeded(seed: int, folder: Path, process: Receiver) -> str | None:
 
 
 @pytest.mark.full
-def test_two_hundred_storms(tmp_path: Path) -> None:
+def test_two_hundred_storms(tmp_path: Path, place: NewLedger) -> None:
     end = time.monotonic() + SEEDS_S
     done = 0
 
@@ -84,7 +90,7 @@ def test_two_hundred_storms(tmp_path: Path) -> None:
         if time.monotonic() > end:
             return None
         done += 1
-        return _seeded(seed, tmp_path, process)
+        return _seeded(seed, tmp_path, process, place())
 
     prefixes = [f"/{seed}" for seed in range(SEEDS)]
     with receiver(tmp_path / "receiver", prefixes) as process, ThreadPoolExecutor(3) as pool:

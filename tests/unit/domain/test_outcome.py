@@ -92,6 +92,7 @@ def test_words_that_are_stored() -> None:
         "late_accepted",
         "evidence",
         "missing",
+        "later",
     ]
 
 

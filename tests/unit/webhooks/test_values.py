@@ -14,18 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redrive.domain.event_filter import EventFilter, matches_any
 from redrive.domain.values import (
     MAX_DEPTH,
     MAX_DURATION_US,
     MAX_NAME,
-    EventFilter,
     canonical_json,
     check_event_type,
     check_json_bytes,
     check_label,
     check_slug,
     duration_us,
-    matches_any,
     parse_json_bytes,
     utc_us,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,33 +11,10 @@ from redrive.errors import EnvironmentMismatch, InvalidInput
 from redrive.ledger.sqlite.clock import LedgerClock
 from redrive.ledger.sqlite.connect import translate
 from redrive.ledger.sqlite.enqueue import tick
-from redrive.ledger.sqlite.statements import arranged, sql
-from redrive.ledger.sqlite.tx import Params, Row, SqlAlchemyTx, Tx
+from redrive.ledger.sqlite.statements import sql
+from redrive.ledger.sqlite.tx import CursorTx, SqlAlchemyTx, Tx
 
 T = TypeVar("T")
-
-
-class CursorTx:
-    """A caller's standard library connection, whatever row factory it has."""
-
-    __slots__ = ("conn",)
-
-    def __init__(self, conn: sqlite3.Connection) -> None:
-        self.conn = conn
-
-    def _execute(self, statement: str, params: Params) -> sqlite3.Cursor:
-        cursor = self.conn.cursor()
-        cursor.row_factory = None
-        return cursor.execute(statement, arranged(statement, params))
-
-    def rows(self, statement: str, params: Params = ()) -> list[Row]:
-        return self._execute(statement, params).fetchall()
-
-    def run(self, statement: str, params: Params = ()) -> int:
-        return self._execute(statement, params).rowcount
-
-    def many(self, statement: str, params: Sequence[Params]) -> int:
-        return self.conn.executemany(statement, params).rowcount
 
 
 def run_in(connection: Any, path: Path, environment: str, clock: LedgerClock, operation: Callable[[Tx, int], T]) -> T:

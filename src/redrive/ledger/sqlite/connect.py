@@ -38,7 +38,8 @@ def path_of(url: str) -> Path:
         raise ConfigError(
             "the ledger URL is not one that this release can open",
             param="ledger",
-            hint="use sqlite:///file.db (relative) or sqlite:////full/path/file.db",
+            hint="use sqlite:///file.db (relative), sqlite:////full/path/file.db, or postgresql://user@host/database "
+            "(no +driver)",
         )
     text = unquote(url[len(prefix) :])
     if text.startswith(":memory:") or "?" in text or "\x00" in text:

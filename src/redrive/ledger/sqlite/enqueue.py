@@ -6,7 +6,7 @@ transaction or in the caller's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from redrive.domain import identity
 from redrive.domain.delivery import REPEATS_LISTED, Decided, Enqueued, NewDelivery, NewEvent, Published
 from redrive.domain.policy import Policy
 from redrive.errors import Conflict
+from redrive.ledger.base import FanOutOf
 from redrive.ledger.sqlite.statements import sql
 from redrive.ledger.sqlite.tx import Params, Tx
 
@@ -237,7 +238,25 @@ def count_unlisted_conflicts(tx: Tx, count: int) -> None:
     count_rejections(tx, {Conflict.code: count})
 
 
-def count_rejections(tx: Tx, counts: dict[str, int]) -> None:
+def publish_all(
+    tx: Tx, now: int, events: Sequence[NewEvent], fan_out: FanOutOf, *, path: str, producer: str
+) -> list[Published]:
+    """All of them, or, with one conflict among them, none. The conflicts are recorded, and are in the result."""
+    tx.run("SAVEPOINT redrive_publish")
+    accepted = list(zip(events, fan_out(tx, events), strict=True))
+    results = accept_events(tx, now, accepted, path=path, producer=producer)
+    if any(result.decided is Decided.CONFLICT for result in results):
+        tx.run("ROLLBACK TO redrive_publish")
+        for result in results:
+            if result.decided is Decided.CONFLICT:
+                note_conflicts(tx, now, result.deliveries, path=path, producer=producer)
+                if not result.deliveries:
+                    count_unlisted_conflicts(tx, 1)
+    tx.run("RELEASE redrive_publish")
+    return results
+
+
+def count_rejections(tx: Tx, counts: Mapping[str, int]) -> None:
     """Add to the counts of enqueues that were refused before they reached the ledger, by error code."""
     for code, count in counts.items():
         tx.run(sql("rejection_count"), (code, count))

@@ -9,32 +9,45 @@ import os
 import queue
 import socket
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from redrive.domain import identity
 from redrive.domain.delivery import Closed, Closing, Lease
 from redrive.domain.policy import Policy
-from redrive.domain.ports import LIVE_US, Reaped
-from redrive.errors import EnvironmentMismatch, LedgerCorrupt, LedgerError, LedgerReadOnly
-from redrive.ledger import migrate
+from redrive.domain.ports import LIVE_US, Extended, Grant, Reaped
+from redrive.errors import LedgerCorrupt, LedgerError, LedgerReadOnly
+from redrive.ledger import reap as reaping
+from redrive.ledger.base import Accept, Order, Publish
+from redrive.ledger.leftover import Leftovers
+from redrive.ledger.migrate import Migration
 from redrive.ledger.sqlite import close as closing
-from redrive.ledger.sqlite import reap as reaping
+from redrive.ledger.sqlite import enqueue, migrate
 from redrive.ledger.sqlite import reserve as reserving
+from redrive.ledger.sqlite.callers import run_in, run_in_async
 from redrive.ledger.sqlite.clock import LedgerClock
 from redrive.ledger.sqlite.connect import connect, identify, path_of, translated
 from redrive.ledger.sqlite.statements import sql
 from redrive.ledger.sqlite.tx import RawTx, Tx
 from redrive.ledger.sqlite.writer import Operation, Writer
+from redrive.ledger.tx import Operation as AnyOperation
+from redrive.ledger.tx import Tx as AnyTx
 
 T = TypeVar("T")
+R = TypeVar("R")
 _READERS = 4
+_HINTS: Final = frozenset({"enqueue", "operator"})
 
 
-def create(url: str, environment: str, clock: LedgerClock | None = None) -> list[migrate.Migration]:
-    """Create the ledger file, or bring an existing one to this release's schema; returns the steps applied."""
+def create(
+    url: str, environment: str, clock: LedgerClock | None = None, *, finish: bool = False, force: bool = False
+) -> list[Migration]:
+    """Create the ledger file, or bring an existing one to this release's schema; returns the steps applied.
+
+    ``finish`` applies the second phase too, see :func:`redrive.ledger.sqlite.migrate.apply`.
+    """
     path = path_of(url)
     if not path.parent.is_dir():
         raise LedgerError(f"the folder {path.parent} does not exist", param="ledger", hint="create it first")
@@ -44,30 +57,18 @@ def create(url: str, environment: str, clock: LedgerClock | None = None) -> list
         )
     with contextlib.closing(connect(path, create=True)) as conn:
         if identify(conn, path):
-            _check_environment(conn, path, environment)  # before anything is changed, too
-        steps = migrate.apply(conn, path, (clock or LedgerClock()).estimate(), environment)
-        _check_environment(conn, path, environment)
+            migrate.check_environment(conn, path, environment)  # before anything is changed, too
+        now = (clock or LedgerClock()).estimate()
+        steps = migrate.apply(conn, path, now, environment, finish=finish, force=force)
+        migrate.check_environment(conn, path, environment)
         return steps
-
-
-def _check_environment(conn: sqlite3.Connection, path: Path, environment: str) -> None:
-    with translated(path):
-        row = conn.execute(sql("environment")).fetchone()
-    if row is None:
-        raise LedgerCorrupt(f"ledger {path} has lost its own name")
-    if row[0] != environment:
-        raise EnvironmentMismatch(
-            f"ledger {path} belongs to environment {row[0]!r}, this process is configured for {environment!r}",
-            param="environment",
-            hint="nothing was read or changed; check which ledger, or which configuration, is meant",
-        )
 
 
 class SqliteLedger:
     """One SQLite file: a writer thread, a pool of read-only connections, and the statements between them.
 
-    Usable from any thread and any event loop. Every writing method is one durable transaction.
-    Opening checks that the file is a ledger of ``environment`` that this release can use.
+    Implements ``redrive.ledger.base.Ledger``. Usable from any thread and any event loop. Every writing method is one
+    durable transaction. Opening checks that the file is a ledger of ``environment`` that this release can use.
     """
 
     def __init__(self, url: str, environment: str, clock: LedgerClock | None = None) -> None:
@@ -76,12 +77,13 @@ class SqliteLedger:
         self.clock = clock or LedgerClock()
         with contextlib.closing(connect(self.path)) as conn:
             migrate.check(conn, self.path)
-            _check_environment(conn, self.path, environment)
+            migrate.check_environment(conn, self.path, environment)
         self.writer = Writer(self.path, self.clock)
         self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
         self._pool: ThreadPoolExecutor | None = None
         self._policies: dict[int, Policy] = {}
         self._turn = 0
+        self._leftovers = Leftovers()
         self._watcher: sqlite3.Connection | None = None
         self._closed = False
 
@@ -101,13 +103,45 @@ class SqliteLedger:
             except queue.Empty:
                 return
 
+    @property
+    def where(self) -> str:
+        return str(self.path)
+
+    # Accepting.
+
+    def take(self, order: Order[R], rejected: Mapping[str, int]) -> R:
+        return self.transact_sync(_taking(order, rejected), "enqueue")
+
+    async def take_async(self, order: Order[R], rejected: Mapping[str, int]) -> R:
+        return await self.transact(_taking(order, rejected), "enqueue")
+
+    def take_in(self, connection: Any, order: Order[R]) -> R:
+        return self.run_in(connection, _taking(order, {}))
+
+    async def take_in_async(self, connection: Any, order: Order[R]) -> R:
+        return await self.run_in_async(connection, _taking(order, {}))
+
+    def run_in(self, connection: Any, operation: AnyOperation[T]) -> T:
+        return run_in(connection, self.path, self.environment, self.clock, operation)
+
+    async def run_in_async(self, connection: Any, operation: AnyOperation[T]) -> T:
+        return await run_in_async(connection, self.path, self.environment, self.clock, operation)
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        def committed(point: str) -> None:
+            if point in _HINTS:
+                listener()
+
+        self.writer.on_commit.append(committed)
+        return lambda: self.writer.on_commit.remove(committed)
+
     # Transactions for the layers above: enqueue, publish, registry, operator decisions.
 
-    async def transact(self, operation: Operation[T], point: str = "enqueue") -> T:
+    async def transact(self, operation: Operation[T], point: str = "operator") -> T:
         """Run ``operation(tx, now)`` in one durable write transaction."""
         return await self.writer.run(operation, point)
 
-    def transact_sync(self, operation: Operation[T], point: str = "enqueue") -> T:
+    def transact_sync(self, operation: Operation[T], point: str = "operator") -> T:
         """As :meth:`transact`, from a thread that may block."""
         return self.writer.submit(operation, point).result()
 
@@ -141,7 +175,7 @@ class SqliteLedger:
 
     # domain.ports.WorkLedger
 
-    async def register_worker(self, name: str, routes: Iterable[tuple[str, int]]) -> int:
+    async def register_worker(self, name: str, routes: Iterable[tuple[str, int]], grants: Sequence[Grant] = ()) -> int:
         from redrive import __version__
 
         row = (name, socket.gethostname(), os.getpid(), __version__, json.dumps(sorted(routes)))
@@ -162,9 +196,13 @@ class SqliteLedger:
         first = self._turn % len(routes)
         # No handler's backlog may keep the others from ever being claimed: each claim starts at another one.
         numbers = [identity.route_of(*route) for route in (*routes[first:], *routes[:first])]
-        return await self.writer.run(
+        claim = self.writer.start(
             lambda tx, now: reserving.reserve(tx, now, worker, numbers, limit, lease_us), "reserve"
         )
+        return await self._leftovers.wait(worker, claim)
+
+    async def leftover(self, worker: int) -> list[Lease]:
+        return await self._leftovers.take(worker)
 
     async def close_attempts(self, worker: int, closings: Sequence[Closing]) -> list[Closed]:
         return await self.writer.run(lambda tx, now: closing.close(tx, now, worker, closings, self.policy_in), "close")
@@ -172,9 +210,10 @@ class SqliteLedger:
     async def extend(self, worker: int, leases: Sequence[tuple[int, int]], lease_us: int) -> set[int]:
         return await self.writer.run(lambda tx, now: reserving.extend(tx, now, worker, leases, lease_us), "extend")
 
-    def extend_sync(self, worker: int, leases: Sequence[tuple[int, int]], lease_us: int) -> set[int]:
+    def extend_sync(self, worker: int, leases: Sequence[tuple[int, int]], lease_us: int) -> Extended:
         """As :meth:`extend`, from the heart's thread."""
-        return self.transact_sync(lambda tx, now: reserving.extend(tx, now, worker, leases, lease_us), "extend")
+        operation = partial(_extending, worker, leases, lease_us)
+        return Extended(self.transact_sync(operation, "extend"))
 
     async def reap(self, limit: int, u: Sequence[float], routes: Iterable[tuple[str, int]]) -> Reaped:
         own = frozenset(routes)
@@ -231,3 +270,43 @@ class SqliteLedger:
                 raise LedgerCorrupt(f"policy {version} is not on the ledger")
             known = self._policies[version] = Policy.from_spec(rows[0][0])
         return known
+
+    # What only a file can do.
+
+    def check_structure(self) -> list[str]:
+        return [line for (line,) in self.read_sync(lambda tx: tx.rows("PRAGMA quick_check")) if line != "ok"]
+
+    def repair_clock(self, operation: Callable[[AnyTx, int, int], T]) -> T:
+        was = 0
+
+        def repair(tx: RawTx, now: int) -> T:
+            nonlocal was
+            was = now
+            self.clock.forget()
+            host = self.clock.estimate()
+            try:
+                return operation(tx, now, host)
+            finally:
+                self.clock.observed(now)
+
+        done = self.transact_sync(repair, "clock")
+        if self.read_sync(lambda tx: tx.rows(sql("clock_read"))[0][0]) < was:
+            self.clock.forget()  # a reader may have looked at the old time before the commit
+        return done
+
+
+def _extending(worker: int, leases: Sequence[tuple[int, int]], lease_us: int, tx: RawTx, now: int) -> set[int]:
+    return reserving.extend(tx, now, worker, leases, lease_us)
+
+
+def _taking(order: Order[R], rejected: Mapping[str, int]) -> Operation[R]:
+    """An order as one transaction's operation."""
+
+    def operation(tx: Tx, now: int) -> Any:
+        enqueue.count_rejections(tx, rejected)
+        if isinstance(order, Accept):
+            return enqueue.accept_all(tx, now, order.items, path=order.path, producer=order.producer)
+        assert isinstance(order, Publish)
+        return enqueue.publish_all(tx, now, order.events, order.fan_out, path=order.path, producer=order.producer)
+
+    return operation

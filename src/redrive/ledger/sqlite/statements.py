@@ -13,6 +13,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
+from redrive.ledger.statements import Named
+
 _ROOT: Final = files("redrive.ledger.sqlite") / "sql"
 _NUMBERED: Final = re.compile(r"\?(\d+)")
 _COMMENT: Final = re.compile(r"--[^\n]*")
@@ -43,3 +45,8 @@ def arranged(statement: str, params: Sequence[Any]) -> Sequence[Any]:
     """``params`` as the statement's question marks want them."""
     order = getattr(statement, "order", None)
     return params if order is None else [params[index] for index in order]
+
+
+def text_of(statement: str) -> str:
+    """SQLite's text of a statement that is given by its name; any other text as it is."""
+    return sql(statement) if type(statement) is Named else statement

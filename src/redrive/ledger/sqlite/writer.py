@@ -93,6 +93,10 @@ class Writer:
 
     async def run(self, operation: Operation[T], point: str) -> T:
         """As :meth:`submit`, for a coroutine. Cancelling the wait does not undo the operation."""
+        return await self.start(operation, point)
+
+    def start(self, operation: Operation[T], point: str) -> asyncio.Future[T]:
+        """As :meth:`submit`, for the running event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -105,7 +109,7 @@ class Writer:
                 future.set_result(job.result)  # type: ignore[arg-type]
 
         self._put(_Job(operation, point, deliver, loop))
-        return await future
+        return future
 
     def _put(self, job: _Job[Any]) -> None:
         with self._lock:

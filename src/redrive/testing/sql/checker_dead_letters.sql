@@ -1,1 +1,1 @@
-SELECT seq, generation, state, cause, category, attempts FROM dead_letter ORDER BY dead_letter
+SELECT seq, generation, state, cause, category, attempts FROM {schema}.dead_letter ORDER BY dead_letter

@@ -1,1 +1,1 @@
-SELECT destination_id, settings FROM destination
+SELECT destination_id, settings FROM {schema}.destination

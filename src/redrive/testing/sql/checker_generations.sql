@@ -1,2 +1,2 @@
 SELECT seq, generation, parent, max_attempts, deadline_at, policy_version, opened_at
-FROM generation ORDER BY seq, generation
+FROM {schema}.generation ORDER BY seq, generation

@@ -1,1 +1,1 @@
-SELECT delivery_id FROM identity
+SELECT delivery_id FROM {schema}.identity

@@ -1,1 +1,1 @@
-SELECT version, spec FROM policy
+SELECT version, spec FROM {schema}.policy

@@ -1,1 +1,1 @@
-SELECT seq, at, kind, generation, fence FROM transition ORDER BY transition
+SELECT seq, at, kind, generation, fence FROM {schema}.transition ORDER BY transition

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from redrive.domain.delivery import Hold
-from redrive.ledger.sqlite.statements import sql
-from redrive.ledger.sqlite.tx import Tx
+from redrive.domain.policy import Policy
+from redrive.ledger.plans import steady
+from redrive.ledger.statements import sql
+from redrive.ledger.tx import Tx
 
 
 class DestinationRow(NamedTuple):
@@ -42,24 +44,34 @@ def touch(tx: Tx) -> None:
     tx.run(sql("registry_touch"), (secrets.randbits(62),))
 
 
-def insert(tx: Tx, row: DestinationRow, filters: Sequence[str]) -> bool:
-    """Add a destination; False when the tenant has one of that name."""
+def insert(tx: Tx, row: DestinationRow, filters: Sequence[str], policy: Policy) -> bool:
+    """Add a destination whose deliveries are granted ``policy``; False when the tenant has one of that name."""
     if not tx.run(sql("destination_insert"), row):
         return False
+    _grant(tx, row.destination_id, policy)
     tx.many(sql("subscription_insert"), [(row.destination_id, text) for text in filters])
     touch(tx)
     return True
 
 
-def update(tx: Tx, row: DestinationRow, filters: Sequence[str]) -> None:
-    """Replace a destination's settings and subscriptions; its ID, tenant and name stay."""
+def update(tx: Tx, row: DestinationRow, filters: Sequence[str], policy: Policy) -> None:
+    """Replace a destination's settings, subscriptions and policy; its ID, tenant and name stay."""
     tx.run(
         sql("destination_update"),
         (row.destination_id, row.scope, row.url, row.settings, row.updated_at),
     )
+    _grant(tx, row.destination_id, policy)
     tx.run(sql("subscription_clear"), (row.destination_id,))
     tx.many(sql("subscription_insert"), [(row.destination_id, text) for text in filters])
     touch(tx)
+
+
+def _grant(tx: Tx, destination_id: str, policy: Policy) -> None:
+    """Where the database fans events out by itself, it has to know what each destination grants."""
+    if tx.dialect == "postgres":
+        version = policy.version
+        tx.run(sql("policy_insert"), (version, policy.spec()))
+        tx.run(sql("destination_policy"), (destination_id, version, policy.max_attempts, policy.max_age))
 
 
 def find(tx: Tx, destination_id: str) -> DestinationRow | None:
@@ -97,6 +109,7 @@ def hold_waiting(
 
     Returns how many changed and the last seq; fewer than ``limit`` means that none are left.
     """
+    steady(tx, sort=False)
     off, on = int(Hold.NONE), int(Hold.DESTINATION_DISABLED)
     changed = tx.rows(sql("hold_destination"), (destination_id, limit, on if hold else off, off if hold else on, after))
     kind = "held" if hold else "released"
@@ -109,11 +122,13 @@ def hold_waiting(
 
 def has_waiting(tx: Tx, destination_id: str) -> bool:
     """Whether anything waits for a destination and is not held."""
+    steady(tx, sort=False)
     return bool(tx.rows(sql("hold_pending"), (destination_id,))[0][0])
 
 
 def held_destinations(tx: Tx) -> set[str]:
     """The destinations that work is held for; as cheap as they are few, however much is held."""
+    steady(tx, sort=False)
     return {row[0] for row in tx.rows(sql("hold_destinations"))}
 
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Callable, Sequence
 
 from redrive.domain.delivery import Cause, Closing, Disposition, Hold
 from redrive.domain.outcome import WORKER_LOST, Category
 from redrive.domain.ports import Reaped
 from redrive.errors import RedriveError
-from redrive.ledger.sqlite.close import PolicyOf, StateRow, bury, close_one, note
-from redrive.ledger.sqlite.statements import sql
-from redrive.ledger.sqlite.tx import RawTx, Row, Tx
+from redrive.ledger.close import PolicyOf, StateRow, bury, close_one, note
+from redrive.ledger.plans import steady
+from redrive.ledger.statements import sql
+from redrive.ledger.tx import Row, Tx
 
 _log = logging.getLogger("redrive.ledger")
 
 
 def reap(
-    tx: RawTx,
+    tx: Tx,
     now: int,
     limit: int,
     u: Sequence[float],
@@ -51,27 +51,28 @@ def reap(
         seq, envelope_version = waiting
         _expire(tx, now, seq, envelope_version, handlers, known)
 
+    steady(tx, sort=False)
     leases = _each(tx, sql("reap_leases"), now, limit, lost)
     ages = _each(tx, sql("reap_ages"), now, limit, aged)
     return Reaped(leases, ages, more=limit in (leases, ages))
 
 
-def _each(tx: RawTx, select: str, now: int, limit: int, act: Callable[[int, Row], None]) -> int:
+def _each(tx: Tx, select: str, now: int, limit: int, act: Callable[[int, Row], None]) -> int:
     """``act`` on up to ``limit`` rows, each alone: one that the ledger refuses to change stops no other."""
     done = refused = 0
     while done < limit and (rows := tx.rows(select, (now, limit - done, refused))):
         for row in rows:
-            tx.conn.execute("SAVEPOINT delivery")
             try:
-                act(done, row)
-            except (RedriveError, sqlite3.IntegrityError) as exc:
-                tx.conn.execute("ROLLBACK TO delivery")
+                with tx.savepoint():
+                    act(done, row)
+            except Exception as exc:
+                if not (isinstance(exc, RedriveError) or tx.refused(exc)):
+                    raise
                 if not refused:
                     _log.error("delivery %d cannot be reaped: %s", row[0], exc)
                 refused += 1
             else:
                 done += 1
-            tx.conn.execute("RELEASE delivery")
     return done
 
 
@@ -95,7 +96,7 @@ def _expire(
             category = Category.DESTINATION_DISABLED
     category = category or Category.AGE
     note(tx, now, seq, "expired", row.generation, row.fence, category)
-    tx.run(
+    tx.post(
         sql("state_close"),
         (
             seq,

@@ -1,0 +1,1 @@
+"""The PostgreSQL ledger: one schema, many workers on many hosts."""

@@ -1,0 +1,1 @@
+SELECT digest FROM {schema}.audit ORDER BY audit DESC LIMIT 1

@@ -1,0 +1,1 @@
+SELECT {schema}.clock_us()

@@ -1,0 +1,1 @@
+SELECT delivery_id FROM {schema}.delivery WHERE seq = $1::bigint

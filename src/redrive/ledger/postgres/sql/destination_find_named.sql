@@ -1,0 +1,3 @@
+SELECT destination_id, tenant, name, scope, url, enabled, settings, disabled_at, disabled_why, created_at, updated_at
+FROM {schema}.destination
+WHERE tenant = $1::text AND name = $2::text

@@ -1,0 +1,1 @@
+SELECT environment FROM {schema}.ledger

@@ -1,0 +1,1 @@
+SELECT event_type, schema FROM {schema}.event_schema ORDER BY event_type COLLATE "C"

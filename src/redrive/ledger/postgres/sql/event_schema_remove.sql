@@ -1,0 +1,1 @@
+DELETE FROM {schema}.event_schema WHERE event_type = $1::text

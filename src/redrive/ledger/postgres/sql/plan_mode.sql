@@ -1,0 +1,7 @@
+-- Plans are kept once they cannot have been made for a small table: on a page or two, every index costs the same, and a
+-- scan of all of it costs no more than a look-up.
+SELECT set_config('plan_cache_mode', CASE
+         WHEN pg_relation_size('{schema}.delivery_state') > 1048576 AND pg_relation_size('{schema}.delivery') > 1048576
+              AND pg_relation_size('{schema}.attempt') > 1048576
+              AND pg_relation_size('{schema}.event') NOT BETWEEN 1 AND 1048576
+         THEN 'force_generic_plan' ELSE 'force_custom_plan' END, false)

@@ -1,0 +1,1 @@
+SELECT spec FROM {schema}.policy WHERE version = $1::bigint

@@ -1,0 +1,2 @@
+-- $1 seqs
+DELETE FROM {schema}.delivery_state WHERE seq = ANY ($1::text::bigint[])

@@ -1,0 +1,1 @@
+SELECT sum(count)::bigint FROM {schema}.receiver_duplicate WHERE destination = $1::text GROUP BY destination

@@ -1,0 +1,1 @@
+SELECT destination, sum(count)::bigint FROM {schema}.receiver_duplicate GROUP BY destination

@@ -1,0 +1,1 @@
+SELECT coalesce(sum(count), 0)::bigint FROM {schema}.receiver_duplicate

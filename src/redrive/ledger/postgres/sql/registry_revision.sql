@@ -1,0 +1,1 @@
+SELECT registry FROM {schema}.ledger

@@ -1,0 +1,1 @@
+UPDATE {schema}.ledger SET registry = $1::bigint

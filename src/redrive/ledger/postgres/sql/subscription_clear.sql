@@ -1,0 +1,1 @@
+DELETE FROM {schema}.subscription WHERE destination_id = $1::text

@@ -1,0 +1,1 @@
+SELECT version, spec FROM {schema}.policy
