@@ -1,6 +1,6 @@
 # One word each; what they do is in tools/. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full check bench clean
+.PHONY: help setup demo test test-full check bench bench-growth clean
 PY := .venv/bin/python
 
 help: ## this list
@@ -22,9 +22,15 @@ test-full: ## the long runs too, and every mutant
 check: ## lint, format, types, import contracts, promise index
 	@tools/check
 
-bench: setup ## ratios against peers measured in the same run
+bench: ## ratios against peers measured in the same run
+	@tools/setup --bench
 	@mkdir -p build
 	@$(PY) benchmarks/run.py
+
+bench-growth: ## the long ones: a million waiting, five million finished, a pinned snapshot
+	@tools/setup --bench
+	@mkdir -p build
+	@$(PY) benchmarks/growth.py
 
 clean: ## remove what the above made
 	rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
