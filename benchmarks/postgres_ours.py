@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 CA_FILE = "REDRIVE_BENCH_CA_FILE"  # as in postgres.py
 JOBS = {"webhook": "hook", "webhook_tls": "hook_tls", "enqueue_single": "single"}
 """What is enqueued for each mode; no-op jobs for the others."""
-SLOTS = {"drain": 500, "drain_2": 500, "webhook": 600, "webhook_tls": 600, "pickup": 100}
+SLOTS = {"drain": 1000, "drain_2": 1000, "webhook": 600, "webhook_tls": 600, "pickup": 100}
 """Jobs in flight in one worker process, which is all that a claim may take: a reserved attempt is a started one."""
 OURS = Peer(
     "redrive",

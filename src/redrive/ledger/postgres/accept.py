@@ -12,6 +12,7 @@ from redrive.domain import identity
 from redrive.domain.delivery import Decided, Enqueued, NewDelivery, NewEvent, Published
 from redrive.domain.policy import Policy
 from redrive.ledger.base import Accept, Order, Publish
+from redrive.ledger.postgres.statements import array
 from redrive.ledger.statements import sql
 from redrive.ledger.tx import Params, Tx
 
@@ -133,13 +134,13 @@ def _accept_params(
     return (
         environment,
         json.dumps([_kind(*fields) for fields in kinds]),
-        _array(kind),
-        _array(calls),
+        array(kind),
+        array(calls),
         json.dumps([item.key_text for item in items]),
         b"".join([item.delivery_id for item in items]),
         b"".join([item.payload_hash for item in items]),
         b"".join(payloads),
-        _array(accumulate(map(len, payloads))),
+        array(accumulate(map(len, payloads))),
         json.dumps(policies),
         path,
         producer,
@@ -179,11 +180,6 @@ def _kind(
     }
 
 
-def _array(values: Iterable[int]) -> str:
-    """An array literal: every driver sends text as it is, and none builds arrays faster."""
-    return "{" + ",".join(map(str, values)) + "}"
-
-
 def _publish(tx: Tx, environment: str, orders: Sequence[Publish], mode: int) -> list[list[Published]]:
     events = [event for order in orders for event in order.events]
     if not events:
@@ -195,8 +191,8 @@ def _publish(tx: Tx, environment: str, orders: Sequence[Publish], mode: int) -> 
         b"".join([event.event_id for event in events]),
         b"".join([event.payload_hash for event in events]),
         b"".join([event.payload for event in events]),
-        _array(accumulate(len(event.payload) for event in events)),
-        _array(number for number, order in enumerate(orders, 1) for _ in order.events),
+        array(accumulate(len(event.payload) for event in events)),
+        array(number for number, order in enumerate(orders, 1) for _ in order.events),
         first.path,
         first.producer,
         mode,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from redrive.domain.delivery import Closed, Closing, Disposition
 from redrive.domain.outcome import Flag, OutcomeKind
 from redrive.ledger.close import PolicyOf, StateRow, close_one
 from redrive.ledger.plans import steady
+from redrive.ledger.postgres.statements import array
 from redrive.ledger.postgres.tx import PostgresTx
 from redrive.ledger.statements import sql
 
@@ -40,24 +41,14 @@ def successes(closings: Sequence[Closing]) -> dict[Group, list[Closing]]:
 def close_group(tx: PostgresTx, worker: int, group: Group, closings: Sequence[Closing]) -> set[tuple[int, int]]:
     """Close plain successes of one kind that are under their current, unexpired leases; returns their (seq, fence)."""
     kind, category, status, flags = group
+    ends = [(c.seq, c.fence, c.generation, c.attempt, c.started_at, c.deferrals, c.duration_us) for c in closings]
+    arrays = [array(column) for column in zip(*ends, strict=True)]
     ((done,),) = tx.rows(
         sql("close_successes"),
-        (
-            worker,
-            _array(c.seq for c in closings),
-            _array(c.fence for c in closings),
-            _array(c.generation for c in closings),
-            _array(c.attempt for c in closings),
-            _array(c.started_at for c in closings),
-            _array(c.deferrals for c in closings),
-            _array(c.duration_us for c in closings),
-            str(kind),
-            str(category),
-            status,
-            flags,
-            _SUCCESS[kind],
-        ),
+        (worker, *arrays, str(kind), str(category), status, flags, _SUCCESS[kind]),
     )
+    if len(done) == len(ends):
+        return {end[:2] for end in ends}
     closed = set(done)
     return {(c.seq, c.fence) for c in closings if c.seq in closed}
 
@@ -66,9 +57,9 @@ def close_rest(tx: PostgresTx, now: int, worker: int, closings: Sequence[Closing
     """Record ends one by one, against states that are read and locked together; results in the order given."""
     steady(tx)
     seqs = {c.seq for c in closings}
-    states = {row[0]: StateRow._make(row[1:]) for row in tx.rows(sql("states_find"), (_array(sorted(seqs)),))}
+    states = {row[0]: StateRow._make(row[1:]) for row in tx.rows(sql("states_find"), (array(sorted(seqs)),))}
     missing = seqs - states.keys()
-    held = {seq for (seq,) in tx.rows(sql("states_there"), (_array(sorted(missing)),))} if missing else set()
+    held = {seq for (seq,) in tx.rows(sql("states_there"), (array(sorted(missing)),))} if missing else set()
     results = []
     for c in closings:
         if c.seq in held:
@@ -77,7 +68,3 @@ def close_rest(tx: PostgresTx, now: int, worker: int, closings: Sequence[Closing
         # A row is as it was read until its first closing.
         results.append(close_one(tx, now, worker, c, policy_of, states.pop(c.seq, None)))
     return results
-
-
-def _array(values: Iterable[int]) -> str:
-    return "{" + ",".join(map(str, values)) + "}"

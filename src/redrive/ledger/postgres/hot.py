@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -16,6 +16,7 @@ from redrive.ledger.leftover import Leftovers
 from redrive.ledger.postgres import close as closing
 from redrive.ledger.postgres.connect import PostgresUrl, state_of
 from redrive.ledger.postgres.lane import Lane
+from redrive.ledger.postgres.statements import array
 from redrive.ledger.postgres.tx import PostgresTx, PsycopgTx
 from redrive.ledger.statements import sql
 from redrive.ledger.tx import Row
@@ -35,10 +36,6 @@ LOCK_NOT_AVAILABLE: Final = "55P03"
 BACKLOG: Final = 32
 """Rows of a full claim from which on there is a backlog."""
 _route = lru_cache(maxsize=4096)(identity.route_of)
-
-
-def _array(values: Iterable[int]) -> str:
-    return "{" + ",".join(map(str, values)) + "}"
 
 
 def hot(
@@ -112,7 +109,7 @@ class HotPath:
                 self._await_lost_claim(conn, worker)
             self._unsure.add(worker)
             self._claimers[worker] = conn.info.backend_pid
-            params = (worker, _array(numbers), _array(self._bounds(numbers)), limit, lease_us, since, unsure)
+            params = (worker, array(numbers), array(self._bounds(numbers)), limit, lease_us, since, unsure)
             rows = self._hot(conn, "reserve", lambda tx: tx.rows(sql("reserve"), params))
             self._unsure.discard(worker)
             self._remember(rows, limit)
@@ -164,11 +161,12 @@ class HotPath:
             done: set[tuple[int, int]] = set()
             for group, members in closing.successes(closings).items():
                 done |= self._close_group(conn, worker, group, members)
-            results = [Closed.APPLIED if (c.seq, c.fence) in done else Closed.LATER for c in closings]
-            # A closing that is there twice is the second time one of the rest.
-            for index, c in enumerate(closings):
-                if results[index] is Closed.APPLIED and (c.seq, c.fence) not in done:
-                    results[index] = Closed.LATER
+            if len(done) == len(closings):
+                return [Closed.APPLIED] * len(closings)
+            results = []
+            for c in closings:
+                # One that is there twice is the second time one of the rest.
+                results.append(Closed.APPLIED if (c.seq, c.fence) in done else Closed.LATER)
                 done.discard((c.seq, c.fence))
             for number in range(LOOKS):
                 left = [index for index, closed in enumerate(results) if closed is Closed.LATER]
@@ -213,7 +211,7 @@ class HotPath:
         self, worker: int, leases: Sequence[tuple[int, int]], lease_us: int
     ) -> Callable[[psycopg.Connection[Any], bool], Extended]:
         ordered = sorted(leases)
-        params = (worker, _array(seq for seq, _ in ordered), _array(fence for _, fence in ordered), lease_us)
+        params = (worker, array(seq for seq, _ in ordered), array(fence for _, fence in ordered), lease_us)
 
         def work(conn: psycopg.Connection[Any], again: bool) -> Extended:
             ((lost, untouched),) = self._hot(conn, "extend", lambda tx: tx.rows(sql("extend_leases"), params))

@@ -33,7 +33,7 @@ class Plans:
 
     def __init__(self, schema: str) -> None:
         self._schema = schema
-        self._looked = self._made = time.monotonic()
+        self._looked, self._made = float("-inf"), time.monotonic()
         self._mode = ""
 
     def tend(self, conn: psycopg.Connection[Any]) -> None:

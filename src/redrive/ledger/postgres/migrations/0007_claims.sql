@@ -20,9 +20,6 @@ SET enable_sort = off SET jit = off SET lock_timeout = '5s' AS $$
 DECLARE
   now_us bigint := greatest({schema}.clock_us(), since + 1);
   got    tid[] := '{}';
-  batch  tid[];
-  k      int;
-  p      int;
 BEGIN
   IF lost THEN
     WITH adopted AS (
@@ -40,20 +37,16 @@ BEGIN
     SELECT coalesce(array_agg(a.ctid), '{}') INTO got FROM adopted a;
   END IF;
   IF got = '{}' THEN
-    FOR k IN 1..cardinality(of_routes) LOOP
-      FOR p IN 0..3 LOOP
-        batch := ARRAY(SELECT s.ctid FROM {schema}.delivery_state s
-                      WHERE s.disposition = 0 AND s.hold = 0 AND s.route = of_routes[k] AND s.priority = p
-                        AND s.available_at >= lows[k] AND s.available_at <= now_us
-                        AND s.deadline_at > now_us
-                      ORDER BY s.available_at, s.seq
-                      LIMIT want - cardinality(got)
-                      FOR UPDATE SKIP LOCKED);
-        got := got || batch;
-        EXIT WHEN cardinality(got) >= want;
-      END LOOP;
-      EXIT WHEN cardinality(got) >= want;
-    END LOOP;
+    -- One statement, walked as far as it has to be: while plans are not kept, planning is what a claim costs.
+    got := ARRAY(SELECT due.ctid
+                 FROM unnest(of_routes, lows) WITH ORDINALITY r (route, low, o) CROSS JOIN generate_series(0, 3) p (priority)
+                 CROSS JOIN LATERAL (
+                   SELECT s.ctid FROM {schema}.delivery_state s
+                   WHERE s.disposition = 0 AND s.hold = 0 AND s.route = r.route AND s.priority = p.priority
+                     AND s.available_at >= r.low AND s.available_at <= now_us AND s.deadline_at > now_us
+                   ORDER BY s.available_at, s.seq
+                   LIMIT want FOR UPDATE SKIP LOCKED) due
+                 LIMIT want);
     IF got = '{}' THEN
       RETURN;
     END IF;
