@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from redrive import failpoint
@@ -24,7 +25,7 @@ from redrive.ledger.base import Order
 from redrive.ledger.postgres import accept
 from redrive.ledger.postgres.callers import Callers, begun
 from redrive.ledger.postgres.coalesce import Coalescer
-from redrive.ledger.postgres.connect import PostgresUrl, lost
+from redrive.ledger.postgres.connect import PostgresUrl, connect, lost, translated
 from redrive.ledger.postgres.hot import HotPath, hot
 from redrive.ledger.postgres.lane import Connections
 from redrive.ledger.postgres.listen import Listener
@@ -87,7 +88,7 @@ class PostgresLedger:
 
     def _look_at_it(self) -> None:
         """It is there, of a schema that this release can use, and of our environment."""
-        with self._pool.use() as conn:
+        with translated(self.where), closing(connect(self.url)) as conn:
             check(conn, self.url)
             known, now, made = PsycopgTx(conn, self.url.schema).rows(sql("caller_begin"))[0]
         self._observe(now)
