@@ -13,7 +13,7 @@ demo: ## deliver, fail, crash and recover against a real receiver; under a minut
 	@tools/setup --runtime
 	@$(PY) examples/demo/run.py
 
-test: ## every clause once, on every Python present, and the wheel; under 15 minutes
+test: ## every clause once, on every Python present, and the wheel; about 17 minutes on 2 cores
 	@tools/test
 
 test-full: ## the long runs too, and every mutant

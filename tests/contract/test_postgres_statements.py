@@ -263,7 +263,7 @@ LIVE: dict[str, tuple[list[Any], set[str]]] = {
     "hold_destination": (["d1", 1000, 1, 0, 0], {"delivery_by_destination", "delivery_state_pkey"}),
     "hold_destinations": ([], {HELD, "delivery_pkey"}),
     "leases": ([NOW], {ENDS}),
-    "next_due": ([7], {READY}),
+    "next_due_any": (["{7}"], {READY}),
     "outstanding": ([7], {READY, ENDS}),
     "reap_ages": ([NOW, 100, 0], {ENDS, "delivery_pkey"}),
     "reap_due": ([NOW], {ENDS}),
